@@ -1,0 +1,1 @@
+"""Dispatch and combine strategies: how tokens reach their experts and come back."""

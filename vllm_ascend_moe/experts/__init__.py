@@ -1,0 +1,1 @@
+"""Expert kernels: the reference and the fast ones, for both activation formats."""

@@ -1,0 +1,1 @@
+"""Triton kernel sources; need only torch and triton."""

@@ -1,0 +1,1 @@
+"""Helpers for tests and benchmarks, shipped: launcher, data, fake group, comparison."""
