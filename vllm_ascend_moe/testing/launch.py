@@ -1,0 +1,153 @@
+"""N processes with a gloo (or NCCL) group: free port, rank-prefixed output, the group always destroyed, no hang.
+
+The body must be importable by name (a module-level function), since processes are spawned, never forked.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from multiprocessing.queues import Queue
+from queue import Empty
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from vllm_ascend_moe.errors import AscendMoEError
+
+DEFAULT_TIMEOUT_S = 120.0
+
+
+class RankFailedError(AscendMoEError, RuntimeError):
+    """A rank raised; the message holds its traceback, and the exception's type name in ``kinds`` by rank."""
+
+    def __init__(self, message: str, kinds: dict[int, str]) -> None:
+        super().__init__(message)
+        self.kinds = kinds
+
+
+def free_port() -> int:
+    """A TCP port that was free a moment ago on the loopback interface."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+class _PrefixedStream:
+    """Puts ``[rank r]`` before every line, so that the output of many processes can be read."""
+
+    def __init__(self, stream: Any, prefix: str) -> None:
+        self._stream, self._prefix, self._at_start = stream, prefix, True
+
+    def write(self, text: str) -> int:
+        for line in text.splitlines(keepends=True):
+            self._stream.write((self._prefix if self._at_start else "") + line)
+            self._at_start = line.endswith("\n")
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _rank_main(
+    rank: int,
+    world_size: int,
+    port: int,
+    backend: str,
+    timeout_s: float,
+    body: Callable[..., Any],
+    args: tuple[Any, ...],
+    results: Queue[tuple[int, str | None, Any]],
+) -> None:
+    sys.stdout = _PrefixedStream(sys.stdout, f"[rank {rank}] ")
+    torch.set_num_threads(1)
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
+    try:
+        dist.init_process_group(
+            backend,
+            init_method=f"tcp://127.0.0.1:{port}",
+            rank=rank,
+            world_size=world_size,
+            timeout=datetime.timedelta(seconds=timeout_s),
+        )
+        value = body(rank, world_size, *args)
+        results.put((rank, None, value))
+    except Exception as error:  # noqa: BLE001  every fault of the body is carried to the parent, which raises it
+        results.put((rank, type(error).__name__, traceback.format_exc()))
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def launch(
+    world_size: int,
+    body: Callable[..., Any],
+    *args: Any,
+    backend: str = "gloo",
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+) -> list[Any]:
+    """Runs ``body(rank, world_size, *args)`` in ``world_size`` processes of one group.
+
+    Args:
+        world_size: number of processes.
+        body: module-level function; its result must be picklable.
+        backend: "gloo", or "nccl" with one GPU a process.
+        timeout_s: for each collective, and twice this for the whole run.
+
+    Returns:
+        Results by rank.
+
+    Raises:
+        RankFailedError: a rank raised, died, or the run took too long.
+    """
+    context = mp.get_context("spawn")
+    results: Queue[tuple[int, str | None, Any]] = context.Queue()
+    port = free_port()
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    processes = [
+        context.Process(
+            target=_rank_main, args=(rank, world_size, port, backend, timeout_s, body, args, results), daemon=True
+        )
+        for rank in range(world_size)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        return _collect(world_size, results, processes, 2 * timeout_s)
+    finally:
+        for process in processes:
+            process.join(timeout=5)
+            if process.is_alive():
+                process.kill()
+
+
+def _collect(world_size: int, results: Any, processes: list[Any], timeout_s: float) -> list[Any]:
+    values: dict[int, Any] = {}
+    failures: dict[int, tuple[str, str]] = {}
+    deadline = datetime.datetime.now() + datetime.timedelta(seconds=timeout_s)
+    while len(values) + len(failures) < world_size:
+        dead = [rank for rank, p in enumerate(processes) if p.exitcode not in (None, 0)]
+        late = datetime.datetime.now() > deadline
+        if results.empty() and (late or [rank for rank in dead if rank not in values and rank not in failures]):
+            what = "took too long" if late else f"ranks {dead} died"
+            failures.setdefault(-1, ("ProcessError", what))
+            break
+        try:
+            rank, kind, value = results.get(timeout=0.2)
+        except Empty:
+            continue
+        if kind is None:
+            values[rank] = value
+        else:
+            failures[rank] = (kind, value)
+    if failures:
+        text = "\n".join(f"--- rank {rank}: {kind}\n{trace}" for rank, (kind, trace) in sorted(failures.items()))
+        raise RankFailedError(text, {rank: kind for rank, (kind, _) in failures.items()})
+    return [values[rank] for rank in range(world_size)]
