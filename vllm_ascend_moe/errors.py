@@ -35,7 +35,11 @@ class ConfigError(InvalidValueError):
 
 
 class ShapeError(InvalidValueError):
-    """A tensor whose shape, dtype or memory format an operation does not accept."""
+    """A tensor whose shape or memory format an operation does not accept."""
+
+
+class DtypeError(InvalidValueError, TypeError):
+    """A tensor whose dtype an operation does not accept."""
 
 
 class CapacityError(InvalidValueError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from vllm_ascend_moe.errors import LayoutError, ShapeError
+from vllm_ascend_moe.errors import DtypeError, LayoutError, ShapeError
 from vllm_ascend_moe.layout import TokenLayout
 from vllm_ascend_moe.ops.native import Group
 
@@ -20,7 +20,7 @@ def check_dispatch_inputs(
     layout: TokenLayout,
     group: Group,
 ) -> None:
-    """Raises LayoutError or ShapeError where the inputs of a dispatch do not fit together."""
+    """Raises LayoutError, ShapeError or DtypeError where the inputs of a dispatch do not fit together."""
     if (layout.ep_size, layout.rank) != (group.world_size, group.rank_in_group):
         raise LayoutError(
             "layout (ep_size, rank)",
@@ -40,9 +40,9 @@ def check_dispatch_inputs(
         if tensor.dim() != 2 or tensor.shape[:1] != rows or tensor.shape != topk_ids.shape:
             raise ShapeError(name + ".shape", tuple(tensor.shape), f"[{rows[0]}, K]", "Pass one row per token.")
     if topk_ids.dtype not in ID_DTYPES:
-        raise ShapeError("topk_ids.dtype", topk_ids.dtype, "int32 or int64", "Cast the ids: topk_ids.to(torch.int32).")
+        raise DtypeError("topk_ids.dtype", topk_ids.dtype, "int32 or int64", "Cast the ids: topk_ids.to(torch.int32).")
     if not topk_weights.is_floating_point():
-        raise ShapeError("topk_weights.dtype", topk_weights.dtype, "a floating-point type", "Pass router weights.")
+        raise DtypeError("topk_weights.dtype", topk_weights.dtype, "a floating-point type", "Pass router weights.")
     if scales is not None and scales.shape[:1] != rows:
         raise ShapeError("scales.shape", tuple(scales.shape), f"[{rows[0]}, ...]", "Pass one scale row per token.")
     if num_experts < 1:

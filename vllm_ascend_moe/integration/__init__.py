@@ -1,0 +1,37 @@
+"""Everything that touches vLLM's model code. :func:`register` is what the general-plugin entry point calls."""
+
+from __future__ import annotations
+
+from vllm_ascend_moe import envs
+
+
+def register() -> None:
+    """Registers the custom ops, and our layers where our platform is the current one. Harmless when called again.
+
+    Out-of-tree layers replace vLLM's on every platform of the process, so they are registered only where our
+    platform class runs: a stock CUDA host keeps its own MoE methods.
+
+    Raises:
+        MissingDependencyError: vLLM has a version this package was not made for.
+    """
+    from vllm_ascend_moe.platform import check_vllm_version, logger, vllm_ascend_installed
+
+    if not envs.get("ASCEND_MOE_ENABLE"):
+        logger.info("vllm-ascend-moe is switched off by ASCEND_MOE_ENABLE=0.")
+        return
+    if vllm_ascend_installed():
+        # Its operators have the same names; a second definition would fail.
+        logger.info("vllm-ascend is installed: vllm-ascend-moe leaves platform, operators and layers to it.")
+        return
+    check_vllm_version()
+
+    from vllm.platforms import current_platform
+
+    from vllm_ascend_moe.integration.cpu_platform import AscendMoEPlatformMixin
+    from vllm_ascend_moe.ops.register_custom_ops import register_custom_ops
+
+    register_custom_ops()
+    if isinstance(current_platform, AscendMoEPlatformMixin):
+        from vllm_ascend_moe.integration.layers import register_layers
+
+        register_layers()

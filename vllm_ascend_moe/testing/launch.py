@@ -9,6 +9,7 @@ import datetime
 import os
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.queues import Queue
@@ -23,9 +24,16 @@ from vllm_ascend_moe.errors import AscendMoEError
 
 DEFAULT_TIMEOUT_S = 120.0
 
+# After the first failure the other ranks most often wait in a collective for the failed one. They get this long to
+# report a fault of their own, which is the interesting one where the first was only an echo, and are then ended.
+GRACE_S = 2.0
+
 
 class RankFailedError(AscendMoEError, RuntimeError):
-    """A rank raised; the message holds its traceback, and the exception's type name in ``kinds`` by rank."""
+    """A rank raised, died or took too long.
+
+    The message holds the tracebacks; ``kinds`` by rank the exception's type name, "ProcessDied" or "Timeout".
+    """
 
     def __init__(self, message: str, kinds: dict[int, str]) -> None:
         super().__init__(message)
@@ -65,7 +73,8 @@ def _rank_main(
     args: tuple[Any, ...],
     results: Queue[tuple[int, str | None, Any]],
 ) -> None:
-    sys.stdout = _PrefixedStream(sys.stdout, f"[rank {rank}] ")
+    prefix = f"[rank {rank}] "
+    sys.stdout, sys.stderr = _PrefixedStream(sys.stdout, prefix), _PrefixedStream(sys.stderr, prefix)
     torch.set_num_threads(1)
     if backend == "nccl":
         torch.cuda.set_device(rank)
@@ -120,34 +129,49 @@ def launch(
     for process in processes:
         process.start()
     try:
-        return _collect(world_size, results, processes, 2 * timeout_s)
-    finally:
+        values = _collect(world_size, results, processes, 2 * timeout_s)
         for process in processes:
             process.join(timeout=5)
+        return values
+    finally:
+        # Ranks that are alive here wait for one that failed.
+        for process in processes:
             if process.is_alive():
                 process.kill()
+        for process in processes:
+            process.join()
 
 
 def _collect(world_size: int, results: Any, processes: list[Any], timeout_s: float) -> list[Any]:
+    """Results by rank; after a failure, waits no longer than GRACE_S for the rest and raises."""
     values: dict[int, Any] = {}
     failures: dict[int, tuple[str, str]] = {}
-    deadline = datetime.datetime.now() + datetime.timedelta(seconds=timeout_s)
+    deadline = time.monotonic() + timeout_s
     while len(values) + len(failures) < world_size:
-        dead = [rank for rank, p in enumerate(processes) if p.exitcode not in (None, 0)]
-        late = datetime.datetime.now() > deadline
-        if results.empty() and (late or [rank for rank in dead if rank not in values and rank not in failures]):
-            what = "took too long" if late else f"ranks {dead} died"
-            failures.setdefault(-1, ("ProcessError", what))
-            break
+        known = len(failures)
+        # Exit codes are read before the queue: what a rank put there before it ended is then found below.
+        exited = {rank: process.exitcode for rank, process in enumerate(processes) if process.exitcode is not None}
         try:
             rank, kind, value = results.get(timeout=0.2)
         except Empty:
-            continue
-        if kind is None:
-            values[rank] = value
+            for rank, code in exited.items():
+                if rank not in values and rank not in failures:
+                    failures[rank] = ("ProcessDied", f"the process ended with exit code {code} and without a result")
         else:
-            failures[rank] = (kind, value)
-    if failures:
-        text = "\n".join(f"--- rank {rank}: {kind}\n{trace}" for rank, (kind, trace) in sorted(failures.items()))
-        raise RankFailedError(text, {rank: kind for rank, (kind, _) in failures.items()})
-    return [values[rank] for rank in range(world_size)]
+            if kind is None:
+                values[rank] = value
+            else:
+                failures[rank] = (kind, value)
+        if failures and not known:
+            deadline = min(deadline, time.monotonic() + GRACE_S)
+        if time.monotonic() > deadline:
+            break
+    silent = sorted(set(range(world_size)) - set(values) - set(failures))
+    if not failures and not silent:
+        return [values[rank] for rank in range(world_size)]
+    lines = [f"--- rank {rank}: {kind}\n{trace}" for rank, (kind, trace) in sorted(failures.items())]
+    if silent:
+        why = "since another rank failed" if failures else f"took longer than {timeout_s:.0f} s"
+        lines.append(f"--- ranks {silent}: no result, ended ({why})")
+    kinds = {rank: kind for rank, (kind, _) in failures.items()}
+    raise RankFailedError("\n".join(lines), kinds | ({} if failures else dict.fromkeys(silent, "Timeout")))

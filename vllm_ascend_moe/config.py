@@ -1,0 +1,81 @@
+"""Configuration of the plugin: ``--additional-config '{"ascend_moe": {...}}'``, validated once, frozen.
+
+Unknown keys and wrong values are refused by name; nothing is guessed or ignored.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from vllm_ascend_moe.errors import ConfigError
+
+SECTION = "ascend_moe"
+
+
+class AscendMoEConfig(BaseModel):
+    """Every key of the section, its type and its default."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    comm: Literal["auto", "padded_allgather"] = Field(
+        "auto", description="How tokens reach experts. auto: padded_allgather."
+    )
+    experts: Literal["auto", "native", "reference"] = Field(
+        "auto", description="Expert kernel. auto: native where it is built, else reference (plain torch, fp32)."
+    )
+    bind_cpus: bool = Field(
+        True,
+        description="On CPU: share the cores among workers where vLLM's automatic binding needs one NUMA node each.",
+    )
+
+
+def _describe(error: Mapping[str, Any]) -> ConfigError:
+    """Our error for the first fault pydantic found."""
+    key = ".".join(str(part) for part in error["loc"])
+    where = f"additional_config.{SECTION}" + (f".{key}" if key else "")
+    if error["type"] == "extra_forbidden":
+        known = ", ".join(AscendMoEConfig.model_fields)
+        return ConfigError(where, error["input"], f"absent: known keys are {known}", "Remove it or correct the name.")
+    if error["type"] == "literal_error":
+        limit = f"one of {error['ctx']['expected']}"
+    elif error["type"].startswith(("model_", "dict_")):
+        limit = "an object with keys"
+    else:
+        limit = error["msg"][0].lower() + error["msg"][1:]
+    return ConfigError(where, error["input"], limit, "Correct the value in --additional-config.")
+
+
+@lru_cache(maxsize=64)
+def _parse(text: str) -> AscendMoEConfig:
+    try:
+        return AscendMoEConfig.model_validate_json(text)
+    except ValidationError as error:
+        raise _describe(error.errors()[0]) from None
+
+
+def parse_config(additional_config: object) -> AscendMoEConfig:
+    """Reads our section of vLLM's ``additional_config``.
+
+    Args:
+        additional_config: what vLLM's configuration holds: a dict, or None.
+
+    Returns:
+        The validated section; defaults where it is absent.
+
+    Raises:
+        ConfigError: an unknown key, a wrong value, or something that is not an object.
+    """
+    if not isinstance(additional_config, Mapping):
+        return AscendMoEConfig()
+    section = additional_config.get(SECTION, {})
+    try:
+        return _parse(json.dumps(section, sort_keys=True))
+    except TypeError:
+        raise ConfigError(
+            f"additional_config.{SECTION}", section, "JSON values only", "Pass strings, numbers and booleans."
+        ) from None

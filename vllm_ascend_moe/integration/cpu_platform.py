@@ -1,0 +1,59 @@
+"""Our platform on CPU hosts: vLLM's own CPU platform plus expert parallelism that works.
+
+The class keeps ``_enum = CPU``: with ``OOT`` vLLM would route to kernels no CPU build has. This module is imported
+while vLLM is partly initialised, so it imports nothing of vLLM but the platform classes at module level.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vllm.platforms.cpu import CpuPlatform
+from vllm.platforms.zen_cpu import ZenCpuPlatform
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+class AscendMoEPlatformMixin:
+    """What every platform class of ours adds to the host's."""
+
+    @classmethod
+    def get_device_communicator_cls(cls) -> str:
+        """The communicator with the uneven collectives that vLLM's CPU one lacks."""
+        return "vllm_ascend_moe.integration.communicator.AscendMoECpuCommunicator"
+
+    @classmethod
+    def check_and_update_config(cls, vllm_config: VllmConfig) -> None:
+        """Refuses a wrong configuration at start, and shares CPU cores among workers.
+
+        Raises:
+            ConfigError: see :func:`vllm_ascend_moe.config.parse_config`.
+        """
+        from vllm_ascend_moe.config import parse_config
+        from vllm_ascend_moe.integration.cpu_binding import bind_workers
+
+        config = parse_config(vllm_config.additional_config)
+        super().check_and_update_config(vllm_config)  # type: ignore[misc]
+        if config.bind_cpus:
+            bind_workers(vllm_config.parallel_config)
+
+    @classmethod
+    def set_additional_forward_context(cls, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Makes the token layouts of this forward, once for all its layers."""
+        from vllm_ascend_moe.integration.forward_state import make_forward_layouts
+        from vllm_ascend_moe.ops.forward_layouts import FORWARD_LAYOUTS_KEY
+
+        context = super().set_additional_forward_context(*args, **kwargs)  # type: ignore[misc]
+        layouts = make_forward_layouts(
+            kwargs["vllm_config"].parallel_config, kwargs["dp_metadata"], kwargs["num_tokens"]
+        )
+        return {**context, FORWARD_LAYOUTS_KEY: layouts} if layouts.by_group else context
+
+
+class AscendMoECpuPlatform(AscendMoEPlatformMixin, CpuPlatform):
+    """For any CPU host."""
+
+
+class AscendMoEZenCpuPlatform(AscendMoEPlatformMixin, ZenCpuPlatform):
+    """For hosts where vLLM picks its Zen platform (AMD with zentorch installed)."""

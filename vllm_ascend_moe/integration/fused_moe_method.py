@@ -1,0 +1,42 @@
+"""The unquantised MoE method: vLLM's FusedMoEKernel made of our prepare/finalize and experts steps."""
+
+from __future__ import annotations
+
+from vllm.config import get_current_vllm_config
+from vllm.distributed import get_tp_group
+from vllm.model_executor.layers.fused_moe import FusedMoEConfig, RoutedExperts, UnquantizedFusedMoEMethod
+from vllm.model_executor.layers.fused_moe.modular_kernel import FusedMoEKernel
+from vllm.model_executor.layers.fused_moe.oracle.unquantized import UnquantizedMoeBackend
+
+from vllm_ascend_moe.config import parse_config
+from vllm_ascend_moe.integration.experts import RowsExpertsStep, make_rows_experts
+from vllm_ascend_moe.integration.forward_state import communication_group
+from vllm_ascend_moe.integration.prepare_finalize import LocalPrepareFinalize, PaddedPrepareFinalize
+
+
+class AscendMoEUnquantizedMethod(UnquantizedFusedMoEMethod):
+    """Replaces vLLM's method of the same name. Weights are created by vLLM's code; applying them is ours."""
+
+    def __init__(self, moe: FusedMoEConfig) -> None:
+        # Not UnquantizedFusedMoEMethod.__init__: it selects a stock kernel, and refuses the sizes that kernel lacks.
+        super(UnquantizedFusedMoEMethod, self).__init__(moe)
+        self.unquantized_backend, self.experts_cls = UnquantizedMoeBackend.CPU, RowsExpertsStep
+        self.supports_pre_processed_weights = True
+        self.config = parse_config(get_current_vllm_config().additional_config)
+
+    @property
+    def is_monolithic(self) -> bool:
+        return False
+
+    def process_weights_after_loading(self, layer: RoutedExperts) -> None:
+        """Builds the kernel at the first call. Later calls (weight updates) change the weights in place."""
+        if self.moe_kernel is None:
+            self.moe_kernel = self._build_kernel(layer)
+
+    def _build_kernel(self, layer: RoutedExperts) -> FusedMoEKernel:
+        self.moe_quant_config = self.get_fused_moe_quant_config(layer)
+        parallel = self.moe.moe_parallel_config
+        group = communication_group(parallel, get_tp_group().world_size)
+        prepare_finalize = LocalPrepareFinalize() if group is None else PaddedPrepareFinalize(parallel.dp_size)
+        experts = RowsExpertsStep(self.moe, self.moe_quant_config, make_rows_experts(self.config.experts))
+        return FusedMoEKernel(prepare_finalize, experts)

@@ -1,0 +1,127 @@
+"""vLLM's prepare and finalize steps on top of our operators."""
+
+from __future__ import annotations
+
+import torch
+from vllm.model_executor.layers.fused_moe.modular_kernel import (
+    FusedMoEActivationFormat,
+    FusedMoEPrepareAndFinalizeModular,
+    PrepareResultType,
+    TopKWeightAndReduce,
+)
+from vllm.model_executor.layers.fused_moe import FusedMoEQuantConfig
+from vllm.model_executor.layers.fused_moe.topk_weight_and_reduce import TopKWeightAndReduceNoOP
+
+from vllm_ascend_moe.errors import ShapeError
+
+
+class _RowsPrepareFinalize(FusedMoEPrepareAndFinalizeModular):
+    """What both steps below share: rows format, weights applied and summed by the experts."""
+
+    @property
+    def activation_format(self) -> FusedMoEActivationFormat:
+        return FusedMoEActivationFormat.Standard
+
+    def topk_indices_dtype(self) -> torch.dtype | None:
+        return torch.int32
+
+    def max_num_tokens_per_rank(self) -> int | None:
+        return None
+
+    def output_is_reduced(self) -> bool:
+        # Over the group of the layer it is; the sum over TP ranks (where there is one) is the runner's.
+        return False
+
+    def num_dispatchers(self) -> int:
+        return 1
+
+    @staticmethod
+    def _weighted_input(a1: torch.Tensor, topk_weights: torch.Tensor, apply_router_weight_on_input: bool) -> torch.Tensor:
+        if not apply_router_weight_on_input:
+            return a1
+        if topk_weights.shape[1] != 1:
+            raise ShapeError(
+                "topk_weights.shape[1]",
+                topk_weights.shape[1],
+                "1 where apply_router_weight_on_input is set",
+                "Use a model with top-1 routing, or apply the weights on the output.",
+            )
+        return a1 * topk_weights.to(a1.dtype)
+
+    @staticmethod
+    def _check_reduced(weight_and_reduce_impl: TopKWeightAndReduce) -> None:
+        if not isinstance(weight_and_reduce_impl, TopKWeightAndReduceNoOP):
+            raise ShapeError(
+                "weight_and_reduce_impl",
+                type(weight_and_reduce_impl).__name__,
+                "TopKWeightAndReduceNoOP",
+                "Pair this step with experts that apply weights and sum over top-k themselves.",
+            )
+
+
+class LocalPrepareFinalize(_RowsPrepareFinalize):
+    """No communication: the tokens are here, and so are the experts or the runner's all-reduce."""
+
+    def prepare(
+        self,
+        a1: torch.Tensor,
+        topk_weights: torch.Tensor,
+        topk_ids: torch.Tensor,
+        num_experts: int,
+        expert_map: torch.Tensor | None,
+        apply_router_weight_on_input: bool,
+        quant_config: FusedMoEQuantConfig,
+        defer_input_quant: bool = False,
+    ) -> PrepareResultType:
+        return self._weighted_input(a1, topk_weights, apply_router_weight_on_input), None, None, None, None
+
+    def finalize(
+        self,
+        output: torch.Tensor,
+        fused_expert_output: torch.Tensor,
+        topk_weights: torch.Tensor,
+        topk_ids: torch.Tensor,
+        apply_router_weight_on_input: bool,
+        weight_and_reduce_impl: TopKWeightAndReduce,
+    ) -> None:
+        self._check_reduced(weight_and_reduce_impl)
+        if output.data_ptr() != fused_expert_output.data_ptr():
+            output.copy_(fused_expert_output)
+
+
+class PaddedPrepareFinalize(_RowsPrepareFinalize):
+    """Through the two padded-layout operators; the layout is the forward context's, so no state is kept here."""
+
+    def __init__(self, num_dispatchers: int) -> None:
+        super().__init__()
+        self._num_dispatchers = num_dispatchers
+
+    def num_dispatchers(self) -> int:
+        return self._num_dispatchers
+
+    def prepare(
+        self,
+        a1: torch.Tensor,
+        topk_weights: torch.Tensor,
+        topk_ids: torch.Tensor,
+        num_experts: int,
+        expert_map: torch.Tensor | None,
+        apply_router_weight_on_input: bool,
+        quant_config: FusedMoEQuantConfig,
+        defer_input_quant: bool = False,
+    ) -> PrepareResultType:
+        gather = torch.ops.vllm.maybe_all_gather_and_maybe_unpad
+        hidden = gather(self._weighted_input(a1, topk_weights, apply_router_weight_on_input))
+        return hidden, None, None, gather(topk_ids), gather(topk_weights)
+
+    def finalize(
+        self,
+        output: torch.Tensor,
+        fused_expert_output: torch.Tensor,
+        topk_weights: torch.Tensor,
+        topk_ids: torch.Tensor,
+        apply_router_weight_on_input: bool,
+        weight_and_reduce_impl: TopKWeightAndReduce,
+    ) -> None:
+        self._check_reduced(weight_and_reduce_impl)
+        output.copy_(torch.ops.vllm.maybe_pad_and_reduce(fused_expert_output))

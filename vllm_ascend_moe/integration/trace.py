@@ -1,0 +1,74 @@
+"""One JSON line per MoE layer and step: the layout, and every collective with its bytes. Off unless asked for.
+
+Collectives are counted where PyTorch dispatches them (``c10d`` operators), so what is written is what ran, whoever
+called it. Meant for debugging and teaching: tracing slows a layer down.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from vllm_ascend_moe import envs
+from vllm_ascend_moe.ops.forward_layouts import ForwardLayouts
+
+
+class CollectiveCounter(TorchDispatchMode):
+    """Records the name and the bytes of each collective that runs inside the ``with`` block.
+
+    Bytes are those of the larger side (what a gather delivers, what a reduce-scatter takes).
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.collectives: list[tuple[str, int]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func.namespace == "c10d":
+            sizes = [t.numel() * t.element_size() for t in tree_leaves(args) if isinstance(t, torch.Tensor)]
+            self.collectives.append((func._opname.strip("_"), max(sizes, default=0)))
+        return func(*args, **(kwargs or {}))
+
+
+@lru_cache(maxsize=8)
+def _trace_file(folder: str, pid: int) -> Path:
+    path = Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    return path / f"moe-{pid}.jsonl"
+
+
+def trace_folder() -> str:
+    """The folder of ASCEND_MOE_TRACE, or an empty string where tracing is off."""
+    return envs.get("ASCEND_MOE_TRACE")
+
+
+@contextmanager
+def traced_layer(layer_name: str, layouts: ForwardLayouts | None) -> Iterator[None]:
+    """Writes one line for the layer that runs inside the ``with`` block, where tracing is on."""
+    folder = trace_folder()
+    if not folder:
+        yield
+        return
+    with CollectiveCounter() as counter:
+        yield
+    layout = layouts.by_group.get(layouts.active) if layouts is not None else None
+    line = {
+        "layer": layer_name,
+        "group": layouts.active if layouts is not None else None,
+        "rank": None if layout is None else layout.rank,
+        "local_sizes": None if layout is None else layout.local_sizes,
+        "collectives": counter.collectives,
+    }
+    with _trace_file(folder, os.getpid()).open("a") as file:
+        file.write(json.dumps(line) + "\n")

