@@ -188,7 +188,8 @@ class TokenLayout:
     def render(self, width: int = 64) -> str:
         """A picture in text: one line a rank, ``#`` a token row, ``.`` a pad row, scaled to ``width`` characters.
 
-        A rank with tokens shows at least one ``#`` and a rank with pad at least one ``.``, whatever the scale.
+        A rank with tokens shows at least one ``#`` and a rank with pad at least one ``.``, whatever the scale
+        (below a ``width`` of 2, which could not show both, it is 2).
         """
         head = (
             f"TokenLayout: {self.num_tokens} tokens on {self.ep_size} ranks, padded to {self.padded_tokens} rows "
@@ -199,9 +200,9 @@ class TokenLayout:
 
     def _render_rank(self, rank: int, width: int, digits: int) -> str:
         size, pad = self.local_sizes[rank], self.max_local_size - self.local_sizes[rank]
-        cells = min(self.max_local_size, width)
+        cells = min(self.max_local_size, max(width, 2))
         filled = round(size * cells / self.max_local_size) if self.max_local_size else 0
-        filled = min(max(filled, 1 if size else 0), cells - (1 if pad else 0)) if cells > 1 else min(size, cells)
+        filled = min(max(filled, 1 if size else 0), cells - (1 if pad else 0))
         rows = self.rows_of(rank)
         where = f"rows {rows.start}-{rows.stop - 1}" if size else "no tokens"
         tail = (f", {pad} pad" if pad else "") + ("  <- this rank" if rank == self.rank else "")
