@@ -115,5 +115,6 @@ def padded_reduce_scatter(x: torch.Tensor, max_local_size: int, local_size: int,
     if max_local_size == 0:
         return x.new_empty((0, *x.shape[1:]))
     if group.world_size == 1:
-        return x[:local_size].clone()
+        # Contiguous as on more ranks, and as the fake implementation says: a plain clone keeps a transpose's strides.
+        return x[:local_size].clone(memory_format=torch.contiguous_format)
     return group.reduce_scatter(x.contiguous(), 0)[:local_size]
