@@ -1,0 +1,172 @@
+#include "mlp.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+
+#include "scratch.h"
+
+namespace ascend_moe::cpu {
+
+namespace {
+
+constexpr int kMaxRows = 16;                       // no instruction set has larger row blocks
+constexpr int64_t kTilePairs = 4;                  // widest output tile: 4 pairs of panels, 128 columns
+constexpr int64_t kAccumulatorBytes = 512 * 1024;  // of one thread, to stay in its L2
+
+// Runs work(i) for i in [0, n) on all threads; a free thread takes the next i. Results must not depend on who runs
+// what.
+template <class F>
+void for_each(int64_t n, const F& work) {
+  const int64_t threads = std::min<int64_t>(n, at::get_num_threads());
+  std::atomic<int64_t> next{0};
+  at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t)
+      for (int64_t i = next.fetch_add(1); i < n; i = next.fetch_add(1)) work(i);
+  });
+}
+
+// What the phases of one call share.
+struct Call {
+  const Mlp& mlp;
+  const Plan& plan;
+  const Kernels& kernels;
+  char* inputs;                      // row blocks of the routed rows
+  char* inners;                      // row blocks of their activated inner values
+  int64_t input_bytes, inner_bytes;  // per pair
+
+  char* input(const Block& b) const { return inputs + b.first_pair * input_bytes; }
+  char* inner(const Block& b) const { return inners + b.first_pair * inner_bytes; }
+};
+
+// Two panels of one expert, and their biases.
+struct Panels {
+  const void *first, *second;
+  const float* bias;  // 32 values or null
+  float bias_room[kWide];
+};
+
+const void* fetch_panel(const Call& call, const Matrix& m, int expert, int64_t row, int64_t end, char* room) {
+  const int n = static_cast<int>(std::clamp<int64_t>(end - row, 0, kPanel));
+  const char* rows = m.data + (expert * m.rows + (n ? row : 0)) * m.k * m.item_size;
+  if (m.packed) return rows;  // packed panels are whole; where there is none, its product is not used
+  call.kernels.pack_panel(rows, m.k, n, m.k, room);
+  return room;
+}
+
+// Panels that begin at matrix rows row0 (of rows below end0) and row1.
+void fetch_panels(const Call& call, const Matrix& m, int expert, int64_t row0, int64_t end0, int64_t row1, Panels& to) {
+  const int64_t multiple = call.kernels.k_multiple;
+  const int64_t bytes = (m.k + multiple - 1) / multiple * multiple * m.item_size * kPanel;
+  char* room = m.packed ? nullptr : thread_scratch(Room::panels, 2 * bytes);
+  to.first = fetch_panel(call, m, expert, row0, end0, room);
+  to.second = fetch_panel(call, m, expert, row1, m.rows, m.packed ? nullptr : room + bytes);
+  to.bias = m.bias ? to.bias_room : nullptr;
+  for (int j = 0; m.bias && j < kPanel; ++j) {
+    to.bias_room[j] = row0 + j < end0 ? m.bias[expert * m.rows + row0 + j] : 0.0f;
+    to.bias_room[kPanel + j] = row1 + j < m.rows ? m.bias[expert * m.rows + row1 + j] : 0.0f;
+  }
+}
+
+void gather_inputs(const Call& call) {
+  for_each(static_cast<int64_t>(call.plan.blocks.size()), [&](int64_t i) {
+    const Block& block = call.plan.blocks[i];
+    const void* rows[kMaxRows];
+    for (int r = 0; r < block.rows; ++r)
+      rows[r] = call.mlp.input + call.plan.pair_row[block.first_pair + r] * call.mlp.input_stride;
+    call.kernels.pack_rows(rows, block.rows, call.mlp.hidden, call.input(block));
+  });
+}
+
+// Inner values column * width .. of every row of the expert at `at` in the plan.
+void inner_columns(const Call& call, int64_t at, int64_t column, int64_t width) {
+  const Mlp& mlp = call.mlp;
+  const bool halves = mlp.gate == Gate::halves;
+  const int64_t row0 = column * (halves ? kPanel : kWide);
+  const int64_t row1 = halves ? mlp.inner + row0 : row0 + kPanel;
+  Panels panels;
+  fetch_panels(call, mlp.w13, call.plan.experts[at], row0, halves ? mlp.inner : mlp.w13.rows, row1, panels);
+  const int64_t stored = call.kernels.slots(mlp.inner) * call.kernels.slot_values;
+  const int used = static_cast<int>(std::min(width, stored - column * width));
+  alignas(64) float c[kMaxRows * kWide];
+  alignas(64) float y[kMaxRows * kWide];
+  for (int64_t b = call.plan.first_block[at]; b < call.plan.first_block[at + 1]; ++b) {
+    const Block& block = call.plan.blocks[b];
+    call.kernels.multiply(block.rows, mlp.hidden, call.input(block), panels.first, panels.second, c);
+    call.kernels.activate(mlp.activation, mlp.gate, c, panels.bias, block.rows, y);
+    call.kernels.store_block(y, used, block.rows, column * width, call.inner(block));
+  }
+}
+
+void inner_values(const Call& call) {
+  const int64_t width = call.mlp.gate == Gate::none ? kWide : kPanel;
+  const int64_t columns = (call.mlp.inner + width - 1) / width;
+  for_each(static_cast<int64_t>(call.plan.experts.size()) * columns,
+           [&](int64_t i) { inner_columns(call, i / columns, i % columns, width); });
+}
+
+// Adds 32 output columns from `col` of one expert's rows to the accumulator [slots, width] at `acc`.
+void add_columns(const Call& call, int64_t at, int64_t col, int64_t width, float* acc) {
+  const Mlp& mlp = call.mlp;
+  Panels panels;
+  fetch_panels(call, mlp.w2, call.plan.experts[at], col, mlp.w2.rows, col + kPanel, panels);
+  const int used = static_cast<int>(std::min<int64_t>(kWide, mlp.hidden - col));
+  alignas(64) float c[kMaxRows * kWide];
+  for (int64_t b = call.plan.first_block[at]; b < call.plan.first_block[at + 1]; ++b) {
+    const Block& block = call.plan.blocks[b];
+    call.kernels.multiply(block.rows, mlp.inner, call.inner(block), panels.first, panels.second, c);
+    for (int r = 0; r < block.rows; ++r) {
+      const int64_t pair = block.first_pair + r;
+      call.kernels.accumulate(c + r * kWide, panels.bias, call.plan.pair_weight[pair], used,
+                              acc + call.plan.pair_slot[pair] * width);
+    }
+  }
+}
+
+// One tile of output columns, for all rows and experts: sums in a fixed order, without atomics.
+void output_tile(const Call& call, int64_t col, int64_t width) {
+  const int64_t slots = static_cast<int64_t>(call.plan.slot_row.size());
+  float* acc = reinterpret_cast<float*>(thread_scratch(Room::accumulator, slots * width * 4));
+  std::memset(acc, 0, slots * width * 4);
+  for (size_t at = 0; at < call.plan.experts.size(); ++at)
+    for (int64_t part = 0; part < width && col + part < call.mlp.hidden; part += kWide)
+      add_columns(call, static_cast<int64_t>(at), col + part, width, acc + part);
+  const int64_t used = std::min(width, call.mlp.hidden - col);
+  for (int64_t s = 0; s < slots; ++s)
+    call.kernels.store_row(acc + s * width, used,
+                           call.mlp.output + call.plan.slot_row[s] * call.mlp.output_stride + col * call.mlp.item_size);
+}
+
+void outputs(const Call& call) {
+  const int64_t slots = std::max<int64_t>(1, call.plan.slot_row.size());
+  const int64_t pairs = (call.mlp.hidden + kWide - 1) / kWide;
+  const int64_t shared = pairs / (2 * at::get_num_threads());  // two tiles a thread, so that none waits long
+  const int64_t cached = kAccumulatorBytes / (slots * kWide * 4);
+  const int64_t width = kWide * std::clamp<int64_t>(std::min(shared, cached), 1, kTilePairs);
+  for_each((call.mlp.hidden + width - 1) / width, [&](int64_t i) { output_tile(call, i * width, width); });
+}
+
+}  // namespace
+
+int64_t scratch_per_pair(const Mlp& mlp) {
+  return 4 * (mlp.kernels->slots(mlp.hidden) + mlp.kernels->slots(mlp.inner));
+}
+
+void run(const Mlp& mlp, const Plan& plan) {
+  const int64_t input_bytes = 4 * mlp.kernels->slots(mlp.hidden);
+  const int64_t inner_bytes = 4 * mlp.kernels->slots(mlp.inner);
+  const Call call{mlp,
+                  plan,
+                  *mlp.kernels,
+                  thread_scratch(Room::inputs, plan.num_pairs() * input_bytes),
+                  thread_scratch(Room::inners, plan.num_pairs() * inner_bytes),
+                  input_bytes,
+                  inner_bytes};
+  gather_inputs(call);
+  inner_values(call);
+  outputs(call);
+}
+
+}  // namespace ascend_moe::cpu
