@@ -8,7 +8,7 @@ called through the dispatcher, so on the real registrations.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,15 +76,14 @@ class World:
         return self.run(lambda groups: layout_context(sizes, groups.ep.rank_in_group), body)
 
 
-@pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    """A World whose contexts and groups the operators see."""
+def make_world(monkeypatch: pytest.MonkeyPatch) -> World:
+    """A World whose contexts and groups the operators see; the fixture ``world`` of conftest.py."""
     ops.register_custom_ops()
     local = threading.local()
     monkeypatch.setattr(ops, "get_forward_context", lambda: local.context)
     for name in ("ep", "dp", "pcp"):
         monkeypatch.setattr(ops, f"get_{name}_group", lambda name=name: getattr(local.groups, name))
-    yield World(local)
+    return World(local)
 
 
 def rows(rank: int, size: int, width: int = 3, dtype: torch.dtype = torch.float32) -> torch.Tensor:

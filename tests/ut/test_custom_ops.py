@@ -18,7 +18,6 @@ from ops_world import (
     padded,
     reduce,
     rows,
-    world,  # noqa: F401  a fixture
 )
 from vllm.forward_context import DPMetadata
 
@@ -47,7 +46,7 @@ def round_trip(groups, sizes, group="ep", share=None):
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_layout_of_the_forward_context(world, sizes):  # noqa: F811
+def test_layout_of_the_forward_context(world, sizes):
     results = world.run_layout(sizes, lambda groups: round_trip(groups, sizes))
     for rank, back in enumerate(results):
         assert_equal(back, rows(rank, sizes[rank]), what=f"rank {rank}")
@@ -63,7 +62,7 @@ def test_layout_of_the_forward_context(world, sizes):  # noqa: F811
         pytest.param([3], 4, [1, 1, 1, 1], id="DP=1 TP=4 with SP"),
     ],
 )
-def test_dp_metadata_while_vllm_has_set_the_local_sizes(world, counts, tp, sizes):  # noqa: F811
+def test_dp_metadata_while_vllm_has_set_the_local_sizes(world, counts, tp, sizes):
     def body(groups):
         with ops.get_forward_context().dp_metadata.sp_local_sizes(tp):
             return round_trip(groups, sizes)
@@ -74,7 +73,7 @@ def test_dp_metadata_while_vllm_has_set_the_local_sizes(world, counts, tp, sizes
 
 
 @pytest.mark.parametrize("reported", ["before 0.31", "from 0.31"])
-def test_pcp_lists_of_both_kinds(world, reported):  # noqa: F811
+def test_pcp_lists_of_both_kinds(world, reported):
     """DP=2 PCP=2 TP=2, DP tokens 5 and 2: before 0.31 vLLM reports DP x SP, from then on DP x PCP x SP."""
     sizes = [3, 3, 3, 3, 1, 1, 1, 1]
 
@@ -89,7 +88,7 @@ def test_pcp_lists_of_both_kinds(world, reported):  # noqa: F811
 
 
 @pytest.mark.parametrize("local_sizes", ["set", "not set"])
-def test_dp2_tp2_without_sp_goes_over_the_dp_group_at_the_common_length(world, local_sizes):  # noqa: F811
+def test_dp2_tp2_without_sp_goes_over_the_dp_group_at_the_common_length(world, local_sizes):
     """vLLM reports one count per DP rank, which does not describe the 4 EP ranks: TP ranks hold the same tokens."""
     counts = [5, 2]
 
@@ -106,7 +105,7 @@ def test_dp2_tp2_without_sp_goes_over_the_dp_group_at_the_common_length(world, l
 
 
 @pytest.mark.parametrize("group", ["dp", "pcp"])
-def test_the_active_layout_says_which_group_communicates(world, group):  # noqa: F811
+def test_the_active_layout_says_which_group_communicates(world, group):
     world.sized(**{group: 2}, tp=2)
     sizes = [1, 4]
     results = world.run(
@@ -117,13 +116,13 @@ def test_the_active_layout_says_which_group_communicates(world, group):  # noqa:
         assert_equal(back, rows(rank // 2, sizes[rank // 2]), what=f"rank {rank}")
 
 
-def test_without_metadata_all_ranks_have_as_many_rows(world):  # noqa: F811
+def test_without_metadata_all_ranks_have_as_many_rows(world):
     results = world.sized(tp=3).run(lambda groups: context(), lambda groups: round_trip(groups, [2, 2, 2]))
     for rank, back in enumerate(results):
         assert_equal(back, rows(rank, 2), what=f"rank {rank}")
 
 
-def test_the_platforms_layout_wins_over_dp_metadata(world):  # noqa: F811
+def test_the_platforms_layout_wins_over_dp_metadata(world):
     """One is computed for this forward; the other may describe the layer of another group."""
 
     def make_context(groups):
@@ -135,7 +134,7 @@ def test_the_platforms_layout_wins_over_dp_metadata(world):  # noqa: F811
     assert [back.shape[0] for back in results] == [2, 1]
 
 
-def test_no_layouts_in_this_forward_falls_back_to_dp_metadata(world):  # noqa: F811
+def test_no_layouts_in_this_forward_falls_back_to_dp_metadata(world):
     results = world.sized(dp=2).run(
         lambda groups: context(dp_metadata([2, 1]), **{FORWARD_LAYOUTS_KEY: ForwardLayouts()}),
         lambda groups: round_trip(groups, [2, 1]),
@@ -148,7 +147,7 @@ def test_no_layouts_in_this_forward_falls_back_to_dp_metadata(world):  # noqa: F
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
 @pytest.mark.parametrize("sizes", [[3, 1], [2, 2], [2]], ids=str)
-def test_every_dtype_is_kept_and_padded_by_its_kind(world, sizes, dtype):  # noqa: F811
+def test_every_dtype_is_kept_and_padded_by_its_kind(world, sizes, dtype):
     pad = -1 if dtype in (torch.int32, torch.int64) else 0
 
     def body(groups):
@@ -166,7 +165,7 @@ def test_every_dtype_is_kept_and_padded_by_its_kind(world, sizes, dtype):  # noq
 
 @pytest.mark.parametrize("sizes", [[3, 1], [2, 2], [0, 2], [0, 0], [2]], ids=str)
 @pytest.mark.parametrize("tail", [(), (5,), (4, 2)], ids=["1-D", "2-D", "3-D"])
-def test_one_to_three_dimensions(world, sizes, tail):  # noqa: F811
+def test_one_to_three_dimensions(world, sizes, tail):
     def body(groups):
         rank = groups.ep.rank_in_group
         out = gather(rows(rank, sizes[rank], 1).view(-1, *[1] * len(tail)).expand(-1, *tail))
@@ -201,7 +200,7 @@ def _one_slice_of_dim_1(n):
     ids=["x[:, ::2]", "transposed", "buffer sliced on dim 1", "one slice of dim 1"],
 )
 @pytest.mark.parametrize("sizes", [[4, 4], [4, 2], [3]], ids=str)
-def test_strided_inputs_reach_collectives_contiguous(world, sizes, strided):  # noqa: F811
+def test_strided_inputs_reach_collectives_contiguous(world, sizes, strided):
     """The fake group refuses strided inputs (NCCL and HCCL corrupt them). Outputs are contiguous, as the fake says."""
 
     def body(groups):
@@ -229,7 +228,7 @@ def _storage(x):
 
 @pytest.mark.parametrize("sizes", [[4], [3, 3], [1, 3]], ids=str)
 @pytest.mark.parametrize("metadata", ["layout", "DP metadata", "none"])
-def test_no_output_shares_memory_with_its_input(world, sizes, metadata):  # noqa: F811
+def test_no_output_shares_memory_with_its_input(world, sizes, metadata):
     """Also where nothing is padded and where the group returns its input, as vLLM's does on one rank."""
     sizes = sizes if metadata != "none" else [3] * len(sizes)
 
@@ -257,23 +256,23 @@ def test_no_output_shares_memory_with_its_input(world, sizes, metadata):  # noqa
 
 
 @pytest.mark.parametrize("sizes", [[2, 1], [2]], ids=str)
-def test_more_rows_than_max_local_size_is_an_error_and_never_cut(world, sizes):  # noqa: F811
+def test_more_rows_than_max_local_size_is_an_error_and_never_cut(world, sizes):
     with pytest.raises(LayoutError, match=r"x.shape\[0\] = 3, but it must be at most max_local_size = 2"):
         world.run_layout(sizes, lambda groups: gather(rows(0, 3)))
 
 
 @pytest.mark.parametrize("wrong", [0, 3, 5, 8])
-def test_a_reduce_of_other_than_padded_rows_is_an_error(world, wrong):  # noqa: F811
+def test_a_reduce_of_other_than_padded_rows_is_an_error(world, wrong):
     with pytest.raises(ShapeError, match=r"2 \* 2 = 4"):
         world.run_layout([2, 1], lambda groups: reduce(rows(0, wrong)))
 
 
-def test_without_metadata_rows_that_do_not_divide_are_an_error(world):  # noqa: F811
+def test_without_metadata_rows_that_do_not_divide_are_an_error(world):
     with pytest.raises(LayoutError, match="a multiple of ep_size = 2"):
         world.sized(tp=2).run(lambda groups: context(), lambda groups: reduce(rows(0, 3)))
 
 
-def test_a_group_without_layout_in_this_forward_is_an_error(world):  # noqa: F811
+def test_a_group_without_layout_in_this_forward_is_an_error(world):
     def body(groups):
         with ops.get_forward_context().additional_kwargs[FORWARD_LAYOUTS_KEY].use("pcp"):
             gather(rows(0, 1))
@@ -284,11 +283,10 @@ def test_a_group_without_layout_in_this_forward_is_an_error(world):  # noqa: F81
 
 def test_use_restores_the_group_before_also_after_an_error():
     layouts = ForwardLayouts()
-    with pytest.raises(KeyError), layouts.use("dp"):
-        with layouts.use("pcp"):
-            assert layouts.active == "pcp"
+    with layouts.use("dp"):
+        with pytest.raises(KeyError), layouts.use("pcp"):
+            raise KeyError(layouts.active)
         assert layouts.active == "dp"
-        raise KeyError
     assert layouts.active == "ep"
 
 

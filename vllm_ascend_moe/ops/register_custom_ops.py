@@ -20,6 +20,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from vllm.distributed import get_dp_group, get_ep_group, get_pcp_group
 from vllm.forward_context import get_forward_context
 
@@ -72,7 +73,10 @@ def _group_and_layout() -> tuple[Group, TokenLayout | None]:
         return ep_group, TokenLayout.of(sizes, ep_group.rank_in_group)
     # The sizes do not describe the EP group: the input is one DP rank's, the same on each of its TP ranks.
     dp_group = get_dp_group()
-    return dp_group, TokenLayout.of(dp_metadata.num_tokens_across_dp_cpu.tolist(), dp_group.rank_in_group)
+    with unset_fake_temporarily():
+        # To read numbers is a tensor operation, which is refused on real tensors while a graph is traced.
+        counts = dp_metadata.num_tokens_across_dp_cpu.tolist()
+    return dp_group, TokenLayout.of(counts, dp_group.rank_in_group)
 
 
 def _pad_value(x: torch.Tensor) -> int:
