@@ -1,1 +1,28 @@
-"""Triton kernel sources; need only torch and triton."""
+"""Triton kernels of the experts: one source for NVIDIA GPUs and Ascend NPUs. Need only torch and triton.
+
+    tiles       the tile table per target; targets: which target a device is
+    schedule    which tile a program works on (device code)
+    product     one tile's matrix product: tensor descriptors or plain pointers (device code)
+    activation  expert activations (device code)
+    tile        one output tile: product, scales, bias, activation, store (device code)
+    gemm        the expert GEMM over batched or ragged groups (device code)
+    operands    what the GEMM accepts, strides, tensor descriptors
+    launch      expert_gemm()
+    quantize    activate_rows(): activation of a [gate; up] tensor, per-token quantisation of the result
+    combine     combine(): each token's weighted sum of its expert outputs
+    permute     plan_permutation(), permute_rows(): rows sorted by expert, and where each one went
+
+Nothing here synchronises with the host: token counts stay on the device.
+"""
+
+from __future__ import annotations
+
+from vllm_ascend_moe.errors import MissingDependencyError
+
+try:
+    import triton as _triton  # noqa: F401
+except ImportError as error:
+    raise MissingDependencyError(
+        "vllm_ascend_moe.kernels needs triton (CUDA: pip install triton; Ascend: pip install triton-ascend), which "
+        "cannot be imported here. Install it, or use the native or reference experts."
+    ) from error

@@ -1,0 +1,91 @@
+# Device code: arguments are Triton values, whose types come from the call.
+# ruff: noqa: ANN001, ANN201
+# mypy: disable-error-code="no-untyped-def"
+"""Each token's weighted sum of its expert outputs: ``out[t] = sum_k weights[t, k] * y[slots[t, k]]``."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from vllm_ascend_moe.errors import ShapeError
+from vllm_ascend_moe.kernels.targets import processors, target_of
+from vllm_ascend_moe.kernels.tiles import row_tiles_for
+
+
+@triton.jit
+def combine_kernel(
+    y, slots, weights, out, tokens, H, stride_ym, stride_sm, stride_wm, stride_om,
+    TOPK: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """See combine(). One piece of work is a token's COLUMNS columns."""
+    chunks = tl.cdiv(H, COLUMNS)
+    lanes = tl.arange(0, COLUMNS)
+    for piece in range(tl.program_id(0), tokens * chunks, tl.num_programs(0)):
+        token = (piece // chunks).to(tl.int64)
+        column = (piece % chunks) * COLUMNS
+        mask = lanes < H - column
+        total = tl.zeros([COLUMNS], tl.float32)
+        for k in tl.static_range(TOPK):
+            slot = tl.load(slots + token * stride_sm + k)
+            # An unrouted choice is not read: what its slot holds, NaN too, cannot reach the sum.
+            row = y + tl.maximum(slot, 0).to(tl.int64) * stride_ym + column
+            value = tl.load(row + lanes, mask=lanes < tl.where(slot >= 0, H - column, 0), other=0.0).to(tl.float32)
+            if weights is not None:
+                value = value * tl.where(slot >= 0, tl.load(weights + token * stride_wm + k), 0.0)
+            total += value
+        tl.store(out + token * stride_om + column + lanes, total.to(out.dtype.element_ty), mask=mask)
+
+
+def combine(
+    y: torch.Tensor, slots: torch.Tensor, weights: torch.Tensor | None = None, *, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Weighted sum of expert outputs, in fp32, rounded once. Every row of the result is written.
+
+    Args:
+        y: [slots, H] or [E_l, rows, H] (slot = expert * rows + row), rows contiguous; bf16, fp16 or fp32.
+        slots: int32 [T, K], or -1: adds exactly 0.
+        weights: fp32 [T, K], or None: all 1.
+        out: [T, H], a row is contiguous; None: a new tensor of y's dtype.
+
+    Returns:
+        ``out``.
+
+    Raises:
+        ShapeError: shapes, strides or dtypes that do not fit.
+    """
+    flat = y.flatten(0, -2) if y.dim() == 3 else y
+    if flat.dim() != 2 or (flat.stride(-1) != 1 and flat.shape[-1] > 1):
+        raise ShapeError("y", list(y.shape), "[slots, H] or [E_l, rows, H] with contiguous rows", "Reshape it.")
+    if slots.dim() != 2 or slots.dtype != torch.int32 or (slots.shape[1] > 1 and slots.stride(1) != 1):
+        raise ShapeError("slots", f"{slots.dtype} {list(slots.shape)}", "int32 [T, K]", "Convert it.")
+    if weights is not None and (weights.shape != slots.shape or weights.dtype != torch.float32):
+        shape = list(slots.shape)
+        raise ShapeError("weights", f"{weights.dtype} {list(weights.shape)}", f"float32 {shape}", "Convert it.")
+    tokens, hidden = slots.shape[0], flat.shape[1]
+    if out is None:
+        out = flat.new_empty((tokens, hidden))
+    if out.shape != (tokens, hidden) or (hidden > 1 and out.stride(1) != 1):
+        raise ShapeError("out", list(out.shape), f"[{tokens}, {hidden}], last stride 1", "Pass such a tensor.")
+    if tokens == 0 or hidden == 0:
+        return out
+    if weights is not None and weights.stride(1) != 1:
+        weights = weights.contiguous()
+    tiles = row_tiles_for(target_of(y.device))
+    pieces = tokens * triton.cdiv(hidden, tiles.columns)
+    combine_kernel[(min(pieces, processors(y.device) * tiles.programs),)](
+        flat,
+        slots,
+        weights,
+        out,
+        tokens,
+        hidden,
+        flat.stride(0),
+        slots.stride(0),
+        0 if weights is None else weights.stride(0),
+        out.stride(0),
+        TOPK=slots.shape[1],
+        COLUMNS=tiles.columns,
+    )
+    return out

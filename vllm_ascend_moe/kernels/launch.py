@@ -1,0 +1,163 @@
+"""expert_gemm(): checks the operands, describes them to the kernel and launches it. No host synchronisation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from vllm_ascend_moe.kernels.gemm import expert_gemm_kernel
+from vllm_ascend_moe.kernels.operands import (
+    FP8,
+    ActivationForm,
+    Operands,
+    activation_form,
+    check_operands,
+    describable,
+    rows_view,
+    weights_view,
+)
+from vllm_ascend_moe.kernels.targets import interpreted, processors, target_of
+from vllm_ascend_moe.kernels.tiles import GemmTiles, tiles_for, without_tma
+
+
+def expert_gemm(
+    a: torch.Tensor,
+    w: torch.Tensor,
+    counts: torch.Tensor,
+    *,
+    starts: torch.Tensor | None = None,
+    activation: str = "none",
+    a_scale: torch.Tensor | None = None,
+    w_scale: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    tiles: GemmTiles | None = None,
+) -> torch.Tensor:
+    """``activation(a @ w^T * a_scale * w_scale + bias)`` for every expert's own rows, in one launch.
+
+    Args:
+        a: [E_l, rows, K], or [total, K] with ``starts``; a row is contiguous. bf16, fp16, fp32, int8, fp8.
+        w: [E_l, N, K], or [E_l, 2N, K] for a gated activation; K contiguous. The dtype of a, or a wider floating
+            type (a quantised payload against full weights).
+        counts: int32 [E_l], rows of each expert. Rows at and past the count are neither read nor written.
+        starts: int32 [E_l], each expert's first row of a ragged ``a``.
+        activation: a name of ACTIVATION_FORMS.
+        a_scale: fp32 [E_l, rows] or [total], one per row; w_scale: fp32 [E_l, N or 2N], one per weight row.
+        bias: [E_l, N or 2N], floating.
+        out: [E_l, rows, N] or [total, N]; a row is contiguous. None: a new, uninitialised tensor.
+        out_dtype: of a new tensor; None: w's dtype, bf16 for int8 and fp8 weights.
+        tiles: instead of the table's.
+
+    Returns:
+        ``out``.
+
+    Raises:
+        ShapeError: shapes, strides or dtypes that do not fit. InvalidValueError: an unknown activation.
+        UnsupportedError: a device Triton does not run on, or fp8 on hardware without it.
+    """
+    form = activation_form(activation)
+    check_operands(a, w, counts, starts, a_scale, w_scale, bias, form)
+    if out is None:
+        shape = (*a.shape[:-1], w.shape[1] // form.parts)
+        out = a.new_empty(shape, dtype=out_dtype or (w.dtype if w.dtype.itemsize > 1 else torch.bfloat16))
+    operands = Operands.of(a, w, out, form, batched=starts is None)
+    if operands.is_empty:
+        return out
+    target = target_of(a.device)
+    if tiles is None:
+        tiles = tiles_for(target, w.dtype)
+        if tiles.tma and not describable(a, w, operands):
+            tiles = without_tma(target, w.dtype)
+    _launch(a, w, out, counts, starts, a_scale, w_scale, bias, form, operands, tiles)
+    return out
+
+
+def _launch(
+    a: torch.Tensor,
+    w: torch.Tensor,
+    out: torch.Tensor,
+    counts: torch.Tensor,
+    starts: torch.Tensor | None,
+    a_scale: torch.Tensor | None,
+    w_scale: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    form: ActivationForm,
+    op: Operands,
+    tiles: GemmTiles,
+) -> None:
+    parts = form.parts
+    a_big, b_big, a_small, b_half, b_small = _inputs(a, w, op, tiles)
+    integer = a.dtype == torch.int8 and w.dtype == torch.int8
+    expert_gemm_kernel[(processors(a.device) * tiles.programs,)](
+        a_big,
+        b_big,
+        out,
+        a_small,
+        b_half,
+        b_small,
+        counts,
+        starts,
+        a_scale,
+        w_scale,
+        bias,
+        op.experts,
+        op.capacity,
+        op.n,
+        op.k,
+        op.a_pitch,
+        op.stride_ae,
+        op.stride_am,
+        op.stride_be,
+        op.stride_bp,
+        op.stride_bn,
+        op.stride_ce,
+        op.stride_cm,
+        0 if a_scale is None or starts is not None else a_scale.stride(0),
+        op.stride_vp,
+        op.stride_vn,
+        E_BLOCK=max(16, triton.next_power_of_2(op.experts)),
+        SCAN=tiles.scan,
+        BLOCK_M=tiles.block_m,
+        BLOCK_N=tiles.block_n // parts,
+        BLOCK_K=tiles.block_k,
+        GROUP_M=tiles.group_m,
+        # A flattened loop takes its depth from the launch.
+        STAGES=None if tiles.flatten else tiles.stages,
+        HALVES=tiles.halves,
+        SMALL_ROWS=tiles.small_rows,
+        SMALL_M=tiles.small_m,
+        SMALL_N=tiles.small_n // parts,
+        SMALL_K=tiles.small_k,
+        SMALL_STAGES=tiles.small_stages,
+        FLATTEN=tiles.flatten,
+        PARTS=parts,
+        ACTIVATION=form.name,
+        ACC=tl.int32 if integer else tl.float32,
+        IMPRECISE=128 if a.dtype in FP8 and w.dtype in FP8 else None,
+        TMA=tiles.tma,
+        WIDEN=interpreted(),
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+    )
+
+
+def _inputs(a: torch.Tensor, w: torch.Tensor, op: Operands, tiles: GemmTiles) -> tuple[Any, Any, Any, Any, Any]:
+    """a and w for the first pass, a for the small one, w for the half and the small one: descriptors or tensors."""
+    if not tiles.tma:
+        return a, w, a, w, w
+    a_big = rows_view(a, op, tiles.block_m, tiles.block_k)
+    b_big = weights_view(w, op, tiles.block_n, tiles.block_k)
+    b_half = weights_view(w, op, tiles.block_n // 2, tiles.block_k) if tiles.halves else b_big
+    if not tiles.small_rows:
+        return a_big, b_big, a_big, b_half, b_big
+    return (
+        a_big,
+        b_big,
+        rows_view(a, op, tiles.small_m, tiles.small_k),
+        b_half,
+        weights_view(w, op, tiles.small_n, tiles.small_k),
+    )

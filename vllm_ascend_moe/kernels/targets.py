@@ -1,0 +1,49 @@
+"""Which row of the tile table a device gets, and how many programs it runs at a time."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+
+from vllm_ascend_moe.errors import UnsupportedError
+
+
+@lru_cache(maxsize=16)
+def target_of(device: torch.device) -> str:
+    """The table's name of a device.
+
+    Raises:
+        UnsupportedError: Triton kernels do not run there.
+    """
+    if device.type == "cuda":
+        return "hopper" if torch.cuda.get_device_capability(device)[0] == 9 else "cuda"
+    if device.type == "npu":
+        return "ascend"
+    if device.type == "cpu" and interpreted():
+        return "interpreter"
+    raise UnsupportedError(
+        f"Triton experts run on CUDA and NPU devices, not on {device}. Use the native or reference experts there, "
+        "or set TRITON_INTERPRET=1 before the process starts to run these kernels slowly on a CPU."
+    )
+
+
+def interpreted() -> bool:
+    """Whether kernels run in Triton's interpreter (decided by TRITON_INTERPRET when triton was imported)."""
+    from triton.runtime.jit import JITFunction
+
+    from vllm_ascend_moe.kernels.gemm import expert_gemm_kernel
+
+    return not isinstance(expert_gemm_kernel, JITFunction)
+
+
+@lru_cache(maxsize=16)
+def processors(device: torch.device) -> int:
+    """How many programs run at a time: multiprocessors of a GPU, cube cores of an NPU."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).multi_processor_count
+    if device.type == "npu":
+        from triton.runtime import driver
+
+        return int(driver.active.utils.get_device_properties(device.index or 0)["num_aicore"])
+    return 3

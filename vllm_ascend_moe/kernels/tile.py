@@ -1,0 +1,75 @@
+# Device code: arguments are Triton values, whose types come from the call.
+# ruff: noqa: ANN001, ANN201, ANN202
+# mypy: disable-error-code="no-untyped-def"
+"""One output tile of the expert GEMM: product, epilogue (scales, bias, activation, all in fp32), masked store."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from vllm_ascend_moe.kernels.activation import gated, pointwise
+from vllm_ascend_moe.kernels.product import descriptor_product, pointer_product, split_parts
+
+
+# Argument lists stay packed.
+# fmt: off
+@triton.jit
+def _rescale(acc, columns, limit, row_scale, column_scale, bias, offset, stride_vn):
+    """One part's accumulator to fp32, with its row scale, column scale and bias where they exist."""
+    y = acc.to(tl.float32)
+    if row_scale is not None:
+        y = y * row_scale[:, None]
+    if column_scale is not None:
+        scale = tl.load(column_scale + offset + columns * stride_vn, mask=columns < limit, other=0.0)
+        y = y * scale.to(tl.float32)[None, :]
+    if bias is not None:
+        shift = tl.load(bias + offset + columns * stride_vn, mask=columns < limit, other=0.0)
+        y = y + shift.to(tl.float32)[None, :]
+    return y
+
+
+@triton.jit
+def compute_tile(
+    expert, count, row, column, a, b, c, starts, a_scale, b_scale, bias, N, K, a_pitch, stride_ae, stride_am,
+    stride_be, stride_bp, stride_bn, stride_ce, stride_cm, stride_se, stride_vp, stride_vn, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SWAP: tl.constexpr, STAGES: tl.constexpr, PARTS: tl.constexpr,
+    ACTIVATION: tl.constexpr, ACC: tl.constexpr, IMPRECISE: tl.constexpr, TMA: tl.constexpr, WIDEN: tl.constexpr,
+):
+    """One output tile: product, epilogue, store."""
+    # Scalar bases are 64 bits wide, so that the offsets inside a tile can be 32.
+    wide = expert.to(tl.int64)
+    start = tl.full([], 0, tl.int32)
+    if starts is not None:
+        start = tl.load(starts + expert)
+    first = (start + row).to(tl.int64)
+    left = count - row
+    if TMA:
+        acc = descriptor_product(
+            a, b,
+            expert * a_pitch + start,
+            count, row, expert, column, K, BLOCK_M, BLOCK_N, BLOCK_K, PARTS, SWAP, ACC, STAGES, IMPRECISE, WIDEN,
+        )
+        gate, up = split_parts(acc, BLOCK_M, BLOCK_N, PARTS, SWAP)
+    else:
+        gate, up = pointer_product(
+            a + wide * stride_ae + first * stride_am,
+            b + wide * stride_be + column.to(tl.int64) * stride_bn,
+            left,
+            N - column,
+            K, stride_am, stride_bp, stride_bn, BLOCK_M, BLOCK_N, BLOCK_K, PARTS, ACC, IMPRECISE, WIDEN,
+        )
+    rows = tl.arange(0, BLOCK_M)
+    columns = tl.arange(0, BLOCK_N)
+    row_scale = None
+    if a_scale is not None:
+        row_scale = tl.load(a_scale + wide * stride_se + first + rows, mask=rows < left, other=0.0)
+    vectors = wide * PARTS * N + column * stride_vn
+    y = _rescale(gate, columns, N - column, row_scale, b_scale, bias, vectors, stride_vn)
+    if PARTS == 2:
+        up = _rescale(up, columns, N - column, row_scale, b_scale, bias, vectors + stride_vp, stride_vn)
+        y = gated(y, up, ACTIVATION)
+    elif ACTIVATION != "none":
+        y = pointwise(y, ACTIVATION)
+    c_tile = c + wide * stride_ce + first * stride_cm + column + rows[:, None] * stride_cm + columns[None, :]
+    tl.store(c_tile, y.to(c.dtype.element_ty), mask=(rows[:, None] < left) & (columns[None, :] < N - column))

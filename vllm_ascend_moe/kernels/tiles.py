@@ -1,0 +1,138 @@
+"""The tile table: which tile sizes the expert GEMM uses on which target. Chosen by measurement on the H200
+(benchmarks/NOTES_triton.md) and, for Ascend A2, by what fits its buffers (docs/ascend_kernels.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # the Ascend check reads this table where torch is not installed
+    import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class GemmTiles:
+    """One row of the table.
+
+    Args:
+        block_m: rows of a tile.
+        block_n: weight rows of a tile; a gated GEMM splits them evenly into gate and up.
+        block_k: depth of one step.
+        stages: steps whose loads are in flight at a time.
+        warps: warps per program.
+        group_m: row tiles visited side by side (L2 reuse).
+        halves: whether a sparse last round is cut into half tiles.
+        small_rows: experts with at most so many rows take the tiles below; 0: none do.
+        small_m, small_n, small_k, small_stages: the same for them.
+        tma: read through tensor descriptors (Hopper).
+        flatten: one loop over tiles and K together.
+        programs: size of the persistent grid per multiprocessor.
+        scan: find tiles in scalar code (Ascend; see schedule.py).
+    """
+
+    block_m: int
+    block_n: int
+    block_k: int
+    stages: int = 1
+    warps: int = 4
+    group_m: int = 1
+    halves: bool = False
+    small_rows: int = 0
+    small_m: int = 16
+    small_n: int = 64
+    small_k: int = 64
+    small_stages: int = 1
+    tma: bool = False
+    flatten: bool = False
+    programs: int = 1
+    scan: bool = False
+
+
+_HOPPER_16BIT = GemmTiles(
+    block_m=128,
+    block_n=256,
+    block_k=64,
+    stages=4,
+    warps=8,
+    group_m=16,
+    halves=True,
+    small_rows=64,
+    small_m=64,
+    small_n=64,
+    small_k=128,
+    small_stages=5,
+    tma=True,
+    flatten=True,
+)
+_HOPPER_8BIT = replace(_HOPPER_16BIT, block_n=128, block_k=128, halves=False, small_k=256)
+_POINTERS_16BIT = GemmTiles(block_m=64, block_n=128, block_k=64, stages=3, group_m=8, programs=2)
+_POINTERS_8BIT = replace(_POINTERS_16BIT, block_k=128)
+_POINTERS_32BIT = GemmTiles(block_m=64, block_n=64, block_k=32, stages=2, programs=2)
+# One program per cube core; 128 x 256 fp32 is the whole of L0C.
+_ASCEND_16BIT = GemmTiles(block_m=128, block_n=256, block_k=64, scan=True)
+_ASCEND_8BIT = replace(_ASCEND_16BIT, block_k=128)
+_ASCEND_32BIT = replace(_ASCEND_16BIT, block_n=128, block_k=32)
+# Small, so that small test inputs have several tiles of every kind.
+_INTERPRETER = GemmTiles(
+    block_m=32, block_n=32, block_k=32, group_m=2, halves=True, small_rows=8, small_m=16, small_n=32, small_k=32
+)
+
+# (target, bytes of a weight element) -> tiles
+TILE_TABLE: dict[tuple[str, int], GemmTiles] = {
+    ("hopper", 1): _HOPPER_8BIT,
+    ("hopper", 2): _HOPPER_16BIT,
+    ("hopper", 4): _POINTERS_32BIT,
+    ("cuda", 1): _POINTERS_8BIT,
+    ("cuda", 2): _POINTERS_16BIT,
+    ("cuda", 4): _POINTERS_32BIT,
+    ("ascend", 1): _ASCEND_8BIT,
+    ("ascend", 2): _ASCEND_16BIT,
+    ("ascend", 4): _ASCEND_32BIT,
+    ("interpreter", 1): _INTERPRETER,
+    ("interpreter", 2): _INTERPRETER,
+    ("interpreter", 4): _INTERPRETER,
+}
+
+
+def tiles_for(target: str, dtype: torch.dtype) -> GemmTiles:
+    """The table's tiles for weights of ``dtype`` on a target ("hopper", "cuda", "ascend" or "interpreter")."""
+    return TILE_TABLE[target, dtype.itemsize]
+
+
+def without_tma(target: str, dtype: torch.dtype) -> GemmTiles:
+    """The tiles for operands that tensor descriptors cannot read (odd strides or addresses)."""
+    return TILE_TABLE["cuda" if target == "hopper" else target, dtype.itemsize]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowTiles:
+    """Tiles of the kernels that copy, sum and quantise rows.
+
+    Args:
+        rows: rows of a tile that needs whole rows (quantisation).
+        columns: columns of a tile.
+        choices: routing choices counted in one block.
+        programs: size of the persistent grid per multiprocessor (per vector core on Ascend).
+        scan: as in GemmTiles.
+    """
+
+    rows: int
+    columns: int
+    choices: int
+    programs: int
+    scan: bool = False
+
+
+ROW_TILES: dict[str, RowTiles] = {
+    "hopper": RowTiles(rows=4, columns=1024, choices=256, programs=16),
+    "cuda": RowTiles(rows=4, columns=1024, choices=256, programs=16),
+    # 16 x 512 fp32 chunks of gate, up and result fit the 192 KiB of UB twice over (double buffering).
+    "ascend": RowTiles(rows=16, columns=512, choices=64, programs=1, scan=True),
+    "interpreter": RowTiles(rows=4, columns=32, choices=16, programs=2),
+}
+
+
+def row_tiles_for(target: str) -> RowTiles:
+    """The row tiles of a target."""
+    return ROW_TILES[target]
