@@ -7,6 +7,7 @@ dropped from this rank's own shard after the reduce-scatter.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import torch
 
@@ -14,7 +15,10 @@ from vllm_ascend_moe.comm.base import ActivationFormat, Dispatched
 from vllm_ascend_moe.comm.checks import check_dispatch_inputs
 from vllm_ascend_moe.errors import ShapeError
 from vllm_ascend_moe.layout import TokenLayout
-from vllm_ascend_moe.ops.native import Group, padded_all_gather, padded_reduce_scatter
+from vllm_ascend_moe.ops.native import Group, coalesced_all_gather, packed_all_gather, padded_reduce_scatter
+
+# Below this many bytes a rank, one packed collective beats one for each tensor; see docs/performance.md.
+DEFAULT_PACKED_BYTES = 2 << 20
 
 
 @dataclass(frozen=True)
@@ -23,12 +27,20 @@ class _Handle:
 
 
 class PaddedAllGather:
-    """The strategy for prefill and for small groups. See :class:`~vllm_ascend_moe.comm.base.TokenComm`."""
+    """The strategy for prefill and for small groups. See :class:`~vllm_ascend_moe.comm.base.TokenComm`.
+
+    Args:
+        group: the ranks.
+        packed_bytes: up to this many bytes a rank (its M rows of all tensors), everything travels in one collective
+            as rows of bytes, and the gathered tensors are strided views of one buffer. Above, each tensor is
+            gathered as it is, without a copy. 0 never packs. The same on every rank.
+    """
 
     format = ActivationFormat.ROWS
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Group, packed_bytes: int = DEFAULT_PACKED_BYTES) -> None:
         self.group = group
+        self.packed_bytes = packed_bytes
 
     def dispatch(
         self,
@@ -47,13 +59,16 @@ class PaddedAllGather:
             ShapeError: shapes or dtypes that do not fit together.
         """
         check_dispatch_inputs(hidden, topk_weights, topk_ids, scales, num_experts, layout, self.group)
+        tensors = [hidden, topk_weights, topk_ids] if scales is None else [hidden, topk_weights, topk_ids, scales]
         size = layout.max_local_size
+        gather = packed_all_gather if size * _row_bytes(tensors) <= self.packed_bytes else coalesced_all_gather
+        gathered = gather(tensors, _PAD_VALUES[: len(tensors)], size, self.group)
         return Dispatched(
             format=self.format,
-            hidden=padded_all_gather(hidden, size, self.group),
-            topk_weights=padded_all_gather(topk_weights, size, self.group),
-            topk_ids=padded_all_gather(topk_ids, size, self.group, pad_value=-1),
-            scales=None if scales is None else padded_all_gather(scales, size, self.group),
+            hidden=gathered[0],
+            topk_weights=gathered[1],
+            topk_ids=gathered[2],
+            scales=None if scales is None else gathered[3],
             handle=_Handle(layout),
         )
 
@@ -69,3 +84,11 @@ class PaddedAllGather:
             )
         layout = handle.layout
         return padded_reduce_scatter(expert_output, layout.max_local_size, layout.local_size, self.group)
+
+
+# Of hidden, weights, ids, scales: pad rows route nowhere.
+_PAD_VALUES = (0, 0, -1, 0)
+
+
+def _row_bytes(tensors: list[torch.Tensor]) -> int:
+    return sum(x.element_size() * prod(x.shape[1:]) for x in tensors)

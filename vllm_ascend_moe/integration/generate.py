@@ -85,12 +85,15 @@ def generate(spec: EngineSpec, *, timeout_s: float = 240.0) -> list[Generated]:
             _kill_group(process.pid)
         if code != 0 or not result_path.exists():
             what = f"did not end in {timeout_s:.0f} s" if code is None else f"ended with code {code}"
-            raise EngineFailedError(f"{spec} {what}:\n{_tail(log_path)}")
+            raise EngineFailedError(f"{spec} {what}:\n{_causes(log_path)}")
         return [Generated(**item) for item in json.loads(result_path.read_text())]
 
 
-def _tail(path: Path, chars: int = 6000) -> str:
-    return path.read_text(errors="replace")[-chars:]
+def _causes(path: Path, chars: int = 8000) -> str:
+    """The part of the output that says why: workers report first, the processes above them repeat it less well."""
+    text = path.read_text(errors="replace")
+    first = text.find("Traceback (most recent call last)")
+    return text[-chars:] if first < 0 else text[first : first + chars]
 
 
 def _kill_group(pid: int) -> None:

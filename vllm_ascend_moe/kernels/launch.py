@@ -139,7 +139,8 @@ def _launch(
         ACC=tl.int32 if integer else tl.float32,
         IMPRECISE=128 if a.dtype in FP8 and w.dtype in FP8 else None,
         TMA=tiles.tma,
-        WIDEN=interpreted(),
+        # The interpreter holds bf16 and fp8 as raw bits, which it cannot multiply.
+        WIDEN=interpreted() and not integer,
         num_warps=tiles.warps,
         num_stages=tiles.stages,
     )

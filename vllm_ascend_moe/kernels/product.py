@@ -90,16 +90,16 @@ def pointer_product(
     gate = tl.zeros([BLOCK_M, BLOCK_N], ACC)
     up = tl.zeros([BLOCK_M, BLOCK_N], ACC)
     for k in range(0, K, BLOCK_K):
-        x = tl.load(a_tile + k, mask=(rows[:, None] < rows_left) & (depth[None, :] < K - k), other=0)
+        x = tl.load(a_tile + k, mask=(rows[:, None] < rows_left) & (depth[None, :] < K - k), other=0.0)
         w_mask = (columns[:, None] < columns_left) & (depth[None, :] < K - k)
-        w = tl.load(b_tile + k, mask=w_mask, other=0)
+        w = tl.load(b_tile + k, mask=w_mask, other=0.0)
         if WIDEN:
             x = x.to(ACC)
             w = w.to(ACC)
         x = x.to(w.dtype)
         gate = tl.dot(x, tl.trans(w), gate, max_num_imprecise_acc=IMPRECISE, input_precision="ieee", out_dtype=ACC)
         if PARTS == 2:
-            v = tl.load(b_tile + stride_bp + k, mask=w_mask, other=0)
+            v = tl.load(b_tile + stride_bp + k, mask=w_mask, other=0.0)
             if WIDEN:
                 v = v.to(ACC)
             up = tl.dot(x, tl.trans(v), up, max_num_imprecise_acc=IMPRECISE, input_precision="ieee", out_dtype=ACC)

@@ -1,77 +1,64 @@
-"""Padded collectives, in plain torch: the form that always works and that the native one is tested against.
+"""Padded collectives: the native operators where the extension is built and the group is a real process group, else
+plain torch (:mod:`vllm_ascend_moe.ops.torch_form`). Both give the same values, shapes and strides.
 
 Symbols: R ranks of the group; M max_local_size; T_r tokens of this rank; x rows on this rank.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 
-from vllm_ascend_moe.errors import LayoutError, ShapeError
+from vllm_ascend_moe.errors import ShapeError
+from vllm_ascend_moe.ops import torch_form
+from vllm_ascend_moe.ops.extension import native_available
+from vllm_ascend_moe.ops.torch_form import Group, TorchGroup, check_rows, pad_rows
+
+__all__ = [
+    "Group",
+    "TorchGroup",
+    "coalesced_all_gather",
+    "pad_rows",
+    "packed_all_gather",
+    "padded_all_gather",
+    "padded_reduce_scatter",
+]
+
+# By process group; None where native code cannot find it. Weak: a destroyed group must not be kept alive here.
+_names: WeakKeyDictionary[dist.ProcessGroup, str | None] = WeakKeyDictionary()
 
 
-class Group(Protocol):
-    """A group of ranks, as vLLM's GroupCoordinator offers it. :class:`TorchGroup` gives it to a bare process group."""
-
-    world_size: int
-    rank_in_group: int
-
-    def all_gather(self, input_: torch.Tensor, dim: int) -> torch.Tensor: ...
-
-    def reduce_scatter(self, input_: torch.Tensor, dim: int) -> torch.Tensor: ...
-
-
-class TorchGroup:
-    """:class:`Group` over a ``torch.distributed`` process group (gloo, NCCL, HCCL)."""
-
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self.device_group = group
-        self.world_size = dist.get_world_size(group)
-        self.rank_in_group = dist.get_rank(group)
-
-    def all_gather(self, input_: torch.Tensor, dim: int = 0) -> torch.Tensor:
-        """[n, ...] -> [R*n, ...], rank by rank. Only dim 0."""
-        out = input_.new_empty((self.world_size * input_.shape[0], *input_.shape[1:]))
-        dist.all_gather_into_tensor(out, input_, group=self.device_group)
-        return out
-
-    def reduce_scatter(self, input_: torch.Tensor, dim: int = 0) -> torch.Tensor:
-        """[R*n, ...] -> [n, ...], the sum over ranks of this rank's block. Only dim 0."""
-        out = input_.new_empty((input_.shape[0] // self.world_size, *input_.shape[1:]))
-        dist.reduce_scatter_tensor(out, input_, group=self.device_group)
-        return out
+def _look_up_name(process_group: dist.ProcessGroup) -> str | None:
+    if not native_available():
+        return None
+    name = process_group.group_name
+    try:
+        torch._C._distributed_c10d._resolve_process_group(name)
+    except RuntimeError:
+        return None  # made without init_process_group or new_group, so not registered under its name
+    return name
 
 
-def pad_rows(x: torch.Tensor, rows: int, value: float = 0) -> torch.Tensor:
-    """Pads dim 0 to ``rows``, in the same dtype, contiguous. Returns ``x`` itself where nothing is to do.
-
-    Raises:
-        LayoutError: ``x`` has more than ``rows`` rows (never truncated).
-    """
-    if x.shape[0] == rows:
-        # Collectives read memory in order: NCCL and HCCL corrupt strided inputs, gloo only happens not to.
-        return x.contiguous()
-    if x.shape[0] > rows:
-        raise LayoutError(
-            "x.shape[0]",
-            x.shape[0],
-            f"at most max_local_size = {rows} rows",
-            "Pass this rank's own tokens; the token counts agreed for this forward do not cover them.",
-        )
-    padded = x.new_empty((rows, *x.shape[1:]))
-    padded[: x.shape[0]] = x
-    padded[x.shape[0] :] = value
-    return padded
+def native_group_name(group: Group) -> str | None:
+    """The name by which native code finds ``group``, or None where plain torch must be used."""
+    process_group = getattr(group, "device_group", None)
+    if not isinstance(process_group, dist.ProcessGroup):
+        return None
+    try:
+        return _names[process_group]
+    except KeyError:
+        name = _names[process_group] = _look_up_name(process_group)
+        return name
 
 
 def padded_all_gather(x: torch.Tensor, max_local_size: int, group: Group, pad_value: float = 0) -> torch.Tensor:
     """Gathers every rank's rows in the padded layout.
 
     Args:
-        x: [T_r, ...] this rank's rows, any strides.
+        x: [T_r, ...] this rank's rows, any strides, any dtype of 1, 2, 4 or 8 bytes.
         max_local_size: M, the same on every rank.
         group: the ranks.
         pad_value: what pad rows hold (-1 for ids, so that they route nowhere).
@@ -82,12 +69,54 @@ def padded_all_gather(x: torch.Tensor, max_local_size: int, group: Group, pad_va
     Raises:
         LayoutError: more rows than M.
     """
-    padded = pad_rows(x, max_local_size, pad_value)
-    if max_local_size == 0:
-        return x.new_empty((0, *x.shape[1:]))
-    if group.world_size == 1:
-        return padded.clone() if padded is x else padded
-    return group.all_gather(padded, 0)
+    name = native_group_name(group)
+    if name is None:
+        return torch_form.all_gather(x, max_local_size, group, pad_value)
+    check_rows(x, max_local_size)
+    return torch.ops.ascend_moe.padded_all_gather(x, max_local_size, name, pad_value)
+
+
+def packed_all_gather(
+    tensors: Sequence[torch.Tensor], pad_values: Sequence[int], max_local_size: int, group: Group
+) -> list[torch.Tensor]:
+    """Gathers several tensors in **one** collective: their rows travel side by side, as bytes.
+
+    Args:
+        tensors: each [T_r, ...] with the same T_r; any dtypes.
+        pad_values: for each tensor, what its pad rows hold.
+        max_local_size: M; group: the ranks.
+
+    Returns:
+        For each tensor [R*M, ...]: views of one buffer, so rows are strided (16-byte aligned) and a row is contiguous.
+
+    Raises:
+        LayoutError: more rows than M.
+        ShapeError: tensors with different numbers of rows.
+    """
+    _check_same_rows(tensors)
+    check_rows(tensors[0], max_local_size)
+    name = native_group_name(group)
+    if name is None:
+        return torch_form.packed_all_gather(tensors, pad_values, max_local_size, group)
+    return torch.ops.ascend_moe.packed_all_gather(tensors, pad_values, max_local_size, name)
+
+
+def coalesced_all_gather(
+    tensors: Sequence[torch.Tensor], pad_values: Sequence[int], max_local_size: int, group: Group
+) -> list[torch.Tensor]:
+    """Gathers several tensors as :func:`padded_all_gather` does each, in one launch where the backend can.
+
+    Raises:
+        LayoutError: more rows than M.
+        ShapeError: tensors with different numbers of rows.
+    """
+    _check_same_rows(tensors)
+    check_rows(tensors[0], max_local_size)
+    name = native_group_name(group)
+    if name is None:
+        pairs = zip(tensors, pad_values, strict=True)
+        return [torch_form.all_gather(x, max_local_size, group, value) for x, value in pairs]
+    return torch.ops.ascend_moe.coalesced_all_gather(tensors, pad_values, max_local_size, name)
 
 
 def padded_reduce_scatter(x: torch.Tensor, max_local_size: int, local_size: int, group: Group) -> torch.Tensor:
@@ -99,7 +128,7 @@ def padded_reduce_scatter(x: torch.Tensor, max_local_size: int, local_size: int,
         group: the ranks.
 
     Returns:
-        [T_r, ...], a new tensor (a view of the collective's own output where rows are dropped; never of ``x``).
+        [T_r, ...], a new tensor (in plain torch a view of the collective's own output; never of ``x``).
 
     Raises:
         ShapeError: ``x`` does not have R*M rows.
@@ -112,9 +141,16 @@ def padded_reduce_scatter(x: torch.Tensor, max_local_size: int, local_size: int,
             f"ep_size * max_local_size = {group.world_size} * {max_local_size} = {rows}",
             "Pass a tensor in the padded layout, as the paired gather returned it.",
         )
-    if max_local_size == 0:
-        return x.new_empty((0, *x.shape[1:]))
-    if group.world_size == 1:
-        # Contiguous as on more ranks, and as the fake implementation says: a plain clone keeps a transpose's strides.
-        return x[:local_size].clone(memory_format=torch.contiguous_format)
-    return group.reduce_scatter(x.contiguous(), 0)[:local_size]
+    name = native_group_name(group)
+    if name is None:
+        return torch_form.reduce_scatter(x, max_local_size, local_size, group)
+    return torch.ops.ascend_moe.padded_reduce_scatter(x, max_local_size, local_size, name)
+
+
+def _check_same_rows(tensors: Sequence[torch.Tensor]) -> None:
+    rows = tensors[0].shape[0]
+    for i, x in enumerate(tensors):
+        if x.shape[0] != rows:
+            raise ShapeError(
+                f"tensors[{i}].shape[0]", x.shape[0], f"{rows}, as in tensors[0]", "Pass one row per token in each."
+            )

@@ -53,6 +53,8 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "num_experts_per_tok": 3,
             "n_group": 4,
             "topk_group": 2,
+            "topk_method": "noaux_tc",
+            "scoring_func": "sigmoid",
             "first_k_dense_replace": 1,
             "routed_scaling_factor": 2.5,
             "norm_topk_prob": True,
@@ -61,6 +63,18 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "qk_nope_head_dim": 128,
             "qk_rope_head_dim": 64,
             "v_head_dim": 128,
+            # As in the published models. It matters: vLLM 0.32 on CPU rotates wrongly without it, since its kernel for
+            # plain rotary embeddings takes MLA's 3-D query for a 2-D one.
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 128,
+                "beta_fast": 32,
+                "beta_slow": 1,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+            },
             "num_hidden_layers": 3,
         },
     ),
