@@ -1,0 +1,75 @@
+"""The padded all-gather strategy with reference experts on R = 2, 3, 4 and 8 gloo processes.
+
+Proves that every rank gets the dense answer for its own tokens, whatever the sizes, routing, ids, placement and dtype,
+that NaN in pad rows and unrouted slots reaches no token, and that wrong id dtypes are an error and not a hang. Does
+not prove NCCL or HCCL, nor the fast expert kernels.
+"""
+
+from functools import cache
+
+import pytest
+import strategy_cases
+import torch
+import torch.distributed as dist
+
+from vllm_ascend_moe.comm.padded_all_gather import PaddedAllGather
+from vllm_ascend_moe.errors import DtypeError
+from vllm_ascend_moe.experts.reference import ReferenceExperts
+from vllm_ascend_moe.layout import TokenLayout
+from vllm_ascend_moe.ops.native import TorchGroup
+from vllm_ascend_moe.testing import data
+from vllm_ascend_moe.testing.launch import launch
+
+pytestmark = pytest.mark.multiprocess
+RANKS = (2, 3, 4, 8)
+
+
+def body(rank, ranks):
+    """Runs in each process: name -> "ok" or what is wrong."""
+    comm = PaddedAllGather(TorchGroup(dist.group.WORLD))
+    report = strategy_cases.run_all(comm, rank, ranks)
+    report["id dtypes"] = id_dtypes(comm, rank, ranks)
+    return report
+
+
+def id_dtypes(comm, rank, ranks):
+    """Ids of a type that no collective or kernel takes, on all ranks, then a good dispatch: nobody hangs."""
+    layout = TokenLayout.of(strategy_cases.uneven(ranks), rank)
+    tokens = data.token_ids(layout, rank)
+    hidden, weights = data.hidden_states(1, tokens, 4, torch.float32), data.topk_weights(1, tokens, 2)
+    ids = data.topk_ids(1, tokens, 2, 8)
+    for dtype in (torch.uint32, torch.float32, torch.int16):
+        try:
+            comm.dispatch(hidden, weights, ids.to(dtype), num_experts=8, layout=layout)
+        except DtypeError as error:
+            if "int32 or int64" not in str(error):
+                return str(error)
+        else:
+            return f"{dtype} was accepted"
+    local = data.local_experts(8, rank, ranks)
+    outs = []
+    for dtype in (torch.int32, torch.int64):
+        sent = comm.dispatch(hidden, weights, ids.to(dtype), num_experts=8, layout=layout)
+        if sent.topk_ids.dtype != dtype:
+            return f"{dtype} ids arrived as {sent.topk_ids.dtype}"
+        y = ReferenceExperts().apply(
+            sent.hidden,
+            sent.topk_weights,
+            sent.topk_ids,
+            data.expert_weights(1, local, 4, 8),
+            expert_map=data.expert_map(8, local),
+        )
+        outs.append(comm.combine(y, sent.handle))
+    return "ok" if torch.equal(*outs) else "int32 and int64 ids give different results"
+
+
+@cache
+def reports(ranks):
+    """One launch per R serves all its tests."""
+    return launch(ranks, body, timeout_s=60)
+
+
+@pytest.mark.parametrize("ranks", RANKS, ids=lambda ranks: f"R={ranks}")
+@pytest.mark.parametrize("name", [*strategy_cases.NAMES, "id dtypes"])
+def test_every_rank_gets_the_dense_answer(ranks, name):
+    assert {rank: report[name] for rank, report in enumerate(reports(ranks))} == dict.fromkeys(range(ranks), "ok")
