@@ -20,6 +20,9 @@ from vllm_ascend_moe.ops.native import Group, coalesced_all_gather, packed_all_g
 # Below this many bytes a rank, one packed collective beats one for each tensor; see docs/performance.md.
 DEFAULT_PACKED_BYTES = 2 << 20
 
+# Of hidden, weights, ids, scales: pad rows route nowhere.
+_PAD_VALUES = (0, 0, -1, 0)
+
 
 @dataclass(frozen=True)
 class _Handle:
@@ -84,10 +87,6 @@ class PaddedAllGather:
             )
         layout = handle.layout
         return padded_reduce_scatter(expert_output, layout.max_local_size, layout.local_size, self.group)
-
-
-# Of hidden, weights, ids, scales: pad rows route nowhere.
-_PAD_VALUES = (0, 0, -1, 0)
 
 
 def _row_bytes(tensors: list[torch.Tensor]) -> int:

@@ -21,8 +21,8 @@ __all__ = [
     "Group",
     "TorchGroup",
     "coalesced_all_gather",
-    "pad_rows",
     "packed_all_gather",
+    "pad_rows",
     "padded_all_gather",
     "padded_reduce_scatter",
 ]
