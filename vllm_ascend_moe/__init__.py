@@ -2,8 +2,9 @@
 
 Import layers, one direction only (``scripts/check_layers.py`` keeps this true)::
 
-    errors, envs  ->  config, layout  ->  ops  ->  comm, experts, kernels  ->  integration  ->  platform
-                                            testing (layout, comm, experts)      tools (everything)
+    errors, envs  ->  config, layout  ->  ops  ->  kernels  ->  comm, experts, softnpu  ->  integration
+                  ->  platform                                                          ->  integration
+                                        testing (all but integration, platform)      tools (everything)
 
 Only ``integration/``, ``platform.py`` and ``ops/register_custom_ops.py`` import vLLM; the rest needs torch alone
 (``kernels`` and ``experts/batched_triton.py`` also triton, ``config`` also pydantic, which vLLM brings).
