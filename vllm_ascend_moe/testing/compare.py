@@ -1,4 +1,4 @@
-"""Comparison of results with a reference. NaN and infinity never pass; nor does a wrong shape or dtype."""
+"""Comparison of results with a reference. NaN never passes, nor a wrong shape; infinity passes only if exact."""
 
 from __future__ import annotations
 
