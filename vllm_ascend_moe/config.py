@@ -15,6 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from vllm_ascend_moe.errors import ConfigError
 
 SECTION = "ascend_moe"
+CommName = Literal["auto", "padded_allgather"]
+ExpertsName = Literal["auto", "native", "torch", "reference"]
 
 
 class AscendMoEConfig(BaseModel):
@@ -22,12 +24,8 @@ class AscendMoEConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    comm: Literal["auto", "padded_allgather"] = Field(
-        "auto", description="How tokens reach experts. auto: padded_allgather."
-    )
-    experts: Literal["auto", "native", "reference"] = Field(
-        "auto", description="Expert kernel. auto: native where it is built, else reference (plain torch, fp32)."
-    )
+    comm: CommName = Field("auto", description="How tokens reach experts. auto: padded_allgather.")
+    experts: ExpertsName = Field("auto", description="Expert kernel. auto: native where it is built, else torch.")
     bind_cpus: bool = Field(
         True,
         description="On CPU: share the cores among workers where vLLM's automatic binding needs one NUMA node each.",

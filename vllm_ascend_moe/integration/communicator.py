@@ -29,7 +29,10 @@ class AscendMoECpuCommunicator(CpuCommunicator):
         sizes = [rows] * self.world_size if sizes is None else sizes
         if len(sizes) != self.world_size:
             raise ShapeError(
-                "len(sizes)", len(sizes), f"world_size = {self.world_size} sizes", "Pass one size per rank of the group."
+                "len(sizes)",
+                len(sizes),
+                f"world_size = {self.world_size} sizes",
+                "Pass one size per rank of the group.",
             )
         return TokenLayout.of(sizes, self.rank_in_group)
 

@@ -14,19 +14,34 @@ from vllm.model_executor.layers.fused_moe import (
 from vllm.model_executor.layers.fused_moe.modular_kernel import ExpertTokensMetadata, TopKWeightAndReduce
 from vllm.model_executor.layers.fused_moe.topk_weight_and_reduce import TopKWeightAndReduceNoOP
 
-from vllm_ascend_moe.errors import UnsupportedError
+from vllm_ascend_moe.config import ExpertsName
+from vllm_ascend_moe.errors import MissingDependencyError, UnsupportedError
 from vllm_ascend_moe.experts.activation import ACTIVATIONS
 from vllm_ascend_moe.experts.base import ExpertWeights, RowsExperts
+from vllm_ascend_moe.experts.native import NativeExperts, pack_weights
 from vllm_ascend_moe.experts.reference import ReferenceExperts
+from vllm_ascend_moe.experts.torch_form import TorchExperts
+from vllm_ascend_moe.ops.extension import native_available
 
 # The constants of gpt-oss, which our swigluoai activations implement; None stands for vLLM's default, the same.
 _SWIGLUOAI_PARAMETERS = {"gemm1_clamp_limit": (None, 7.0), "gemm1_alpha": (None, 1.702), "gemm1_beta": (None, 1.0)}
 _NO_PARAMETERS = {name: (None,) for name in _SWIGLUOAI_PARAMETERS}
 
 
-def make_rows_experts(name: str) -> RowsExperts:
-    """The kernel a configuration names: "auto" is native where the extension is built, else reference."""
-    return ReferenceExperts()
+def make_rows_experts(name: ExpertsName) -> RowsExperts:
+    """The kernel a configuration names: "auto" is native where the extension is built, else torch.
+
+    Raises:
+        MissingDependencyError: "native" is asked for by name, but the extension is not built.
+    """
+    if name == "reference":
+        return ReferenceExperts()
+    if name == "native" and not native_available():
+        raise MissingDependencyError(
+            'experts = "native" needs the native extension, which is not built. Build it with '
+            '`pip install --no-build-isolation -e .`, or choose "auto".'
+        )
+    return NativeExperts() if name != "torch" and native_available() else TorchExperts()
 
 
 def check_layer(moe_config: FusedMoEConfig, quant_config: FusedMoEQuantConfig) -> None:
@@ -60,6 +75,14 @@ class RowsExpertsStep(FusedMoEExpertsModular):
         check_layer(moe_config, quant_config)
         super().__init__(moe_config, quant_config)
         self.kernel = kernel
+        self._weights: ExpertWeights | None = None
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        """Takes the weights of the layer, repacked in place where the kernel reads them faster so."""
+        weights = ExpertWeights(
+            w13=layer.w13_weight.data, w2=layer.w2_weight.data, w13_bias=self.w1_bias, w2_bias=self.w2_bias
+        )
+        self._weights = pack_weights(weights) if isinstance(self.kernel, NativeExperts) else weights
 
     @staticmethod
     def activation_format() -> FusedMoEActivationFormat:
@@ -121,11 +144,12 @@ class RowsExpertsStep(FusedMoEExpertsModular):
         apply_router_weight_on_input: bool,
     ) -> None:
         """output [rows, H] = the weighted sum of each row's local experts; every row is written."""
+        assert self._weights is not None, "process_weights_after_loading runs before the first forward"
         self.kernel.apply(
             hidden_states,
             topk_weights,
             topk_ids,
-            ExpertWeights(w13=w1, w2=w2, w13_bias=self.w1_bias, w2_bias=self.w2_bias),
+            self._weights,
             expert_map=expert_map,
             activation=activation.value,
             apply_router_weight_on_input=apply_router_weight_on_input,

@@ -29,9 +29,10 @@ class AscendMoEUnquantizedMethod(UnquantizedFusedMoEMethod):
         return False
 
     def process_weights_after_loading(self, layer: RoutedExperts) -> None:
-        """Builds the kernel at the first call. Later calls (weight updates) change the weights in place."""
+        """Builds the kernel at the first call; takes the weights at every call (vLLM calls again after an update)."""
         if self.moe_kernel is None:
             self.moe_kernel = self._build_kernel(layer)
+        self.moe_kernel.fused_experts.process_weights_after_loading(layer)
 
     def _build_kernel(self, layer: RoutedExperts) -> FusedMoEKernel:
         self.moe_quant_config = self.get_fused_moe_quant_config(layer)

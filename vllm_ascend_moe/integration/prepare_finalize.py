@@ -36,7 +36,9 @@ class _RowsPrepareFinalize(FusedMoEPrepareAndFinalizeModular):
         return 1
 
     @staticmethod
-    def _weighted_input(a1: torch.Tensor, topk_weights: torch.Tensor, apply_router_weight_on_input: bool) -> torch.Tensor:
+    def _weighted_input(
+        a1: torch.Tensor, topk_weights: torch.Tensor, apply_router_weight_on_input: bool
+    ) -> torch.Tensor:
         if not apply_router_weight_on_input:
             return a1
         if topk_weights.shape[1] != 1:

@@ -1,7 +1,8 @@
 """One JSON line per MoE layer and step: the layout, and every collective with its bytes. Off unless asked for.
 
-Collectives are counted where PyTorch dispatches them (``c10d`` operators), so what is written is what ran, whoever
-called it. Meant for debugging and teaching: tracing slows a layer down.
+Collectives are counted where PyTorch dispatches them: ``c10d`` operators, and our native ones, which call the process
+group without another dispatch. So what is written is what ran, whoever called it. Meant for debugging and teaching:
+tracing slows a layer down.
 """
 
 from __future__ import annotations
@@ -17,15 +18,16 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from vllm.platforms import current_platform
 
 from vllm_ascend_moe import envs
 from vllm_ascend_moe.ops.forward_layouts import ForwardLayouts
 
 
 class CollectiveCounter(TorchDispatchMode):
-    """Records the name and the bytes of each collective that runs inside the ``with`` block.
+    """Records the kind ("gather", "reduce_scatter", or the operator's name) and the bytes of each collective inside.
 
-    Bytes are those of the larger side (what a gather delivers, what a reduce-scatter takes).
+    Bytes are those of the larger side: what a gather delivers, what a reduce-scatter takes.
     """
 
     def __init__(self) -> None:
@@ -35,10 +37,28 @@ class CollectiveCounter(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func.namespace == "c10d":
-            sizes = [t.numel() * t.element_size() for t in tree_leaves(args) if isinstance(t, torch.Tensor)]
-            self.collectives.append((func._opname.strip("_"), max(sizes, default=0)))
-        return func(*args, **(kwargs or {}))
+        if func.namespace == "vllm":
+            # Its collectives are inside: run its kernel without coming back here, but see what the kernel calls.
+            key = getattr(torch._C.DispatchKey, current_platform.dispatch_key)
+            with self:
+                return func._op_dk(key, *args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        kind = _collective_kind(func)
+        if kind:
+            tensors = [x for x in tree_leaves((args, result)) if isinstance(x, torch.Tensor)]
+            self.collectives.append((kind, max((x.numel() * x.element_size() for x in tensors), default=0)))
+        return result
+
+
+def _collective_kind(func: Any) -> str:
+    name = func._opname.strip("_").replace("_base", "")
+    if func.namespace not in ("c10d", "ascend_moe"):
+        return ""
+    if "gather" in name:
+        return "gather"
+    if "reduce_scatter" in name:
+        return "reduce_scatter"
+    return name if func.namespace == "c10d" else ""
 
 
 @lru_cache(maxsize=8)

@@ -113,7 +113,10 @@ def make_tiny_model(
     if kind not in _CONFIGS:
         raise InvalidValueError("kind", kind, f"one of {', '.join(MODELS)}", "Choose one of these models.")
     import transformers
+    from transformers.utils import logging
 
+    # A progress bar for one small file only garbles the output of the demo and of tests.
+    logging.disable_progress_bar()
     config_class, values = _CONFIGS[kind]
     config = getattr(transformers, config_class)(**{**_COMMON, **values, **overrides})
     config.dtype = dtype

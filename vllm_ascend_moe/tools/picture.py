@@ -62,8 +62,16 @@ def layout_svg(layout: TokenLayout) -> str:
     middle = _TOP + ranks * (_CELL + 4) / 2
     parts.append(_arrow(_LEFT + size * _CELL + 10, panel + 120 + _LEFT - 60, middle, "all-gather"))
     foot = _TOP + ranks * (_CELL + 4) + 26
-    parts.append(_text(_LEFT, foot, "Experts work on the gathered tensor as it is: pad rows have expert id -1 and cost nothing."))
-    parts.append(_text(_LEFT, foot + 20, "One reduce-scatter takes the same (R, M, H) tensor back; each rank drops its own pad tail."))
+    parts.append(
+        _text(_LEFT, foot, "Experts work on the gathered tensor as it is: pad rows have expert id -1 and cost nothing.")
+    )
+    parts.append(
+        _text(
+            _LEFT,
+            foot + 20,
+            "One reduce-scatter takes the same (R, M, H) tensor back; each rank drops its own pad tail.",
+        )
+    )
     parts.append(_text(_LEFT, foot + 40, "No unpad, no repack, no copy in between."))
     body = "".join(parts)
     return (

@@ -85,12 +85,7 @@ def sum_by_layer(steps: Iterable[LayerStep]) -> list[LayerTotals]:
 def _totals(layer: str, rank: int | None, steps: list[LayerStep]) -> LayerTotals:
     kinds: Counter[str] = Counter()
     for step in steps:
-        kinds.update(_kind(name) for name, _ in step.collectives)
+        kinds.update(kind for kind, _ in step.collectives)
     size = sum(size for step in steps for _, size in step.collectives)
-    return LayerTotals(layer, rank, len(steps), kinds["gather"], kinds["reduce"], kinds["other"], size)
-
-
-def _kind(name: str) -> str:
-    if "gather" in name:
-        return "gather"
-    return "reduce" if "reduce_scatter" in name else "other"
+    gathers, reduces = kinds.pop("gather", 0), kinds.pop("reduce_scatter", 0)
+    return LayerTotals(layer, rank, len(steps), gathers, reduces, sum(kinds.values()), size)

@@ -60,7 +60,9 @@ CASES = [
 def check_tokens(single: list[Generated], shared: list[Generated]) -> None:
     """Same tokens, and none of them a close call."""
     assert [result.tokens for result in shared] == [result.tokens for result in single]
-    pairs = [(one, two) for s, d in zip(single, shared, strict=True) for one, two in zip(s.margins, d.margins, strict=True)]
+    pairs = [
+        (one, two) for s, d in zip(single, shared, strict=True) for one, two in zip(s.margins, d.margins, strict=True)
+    ]
     noise = max(abs(one - two) for one, two in pairs)
     margin = min(one for one, _ in pairs)
     assert margin > _CLEAR * noise, f"smallest margin {margin} is not clear of the noise {noise}: choose other prompts"
@@ -75,7 +77,7 @@ def check_trace(steps: list[LayerStep], case: Case) -> None:
     assert {len(step.local_sizes or ()) for step in steps} == {ranks}
     assert {step.rank for step in steps} == set(range(ranks))
     assert {tuple(name for name, _ in step.collectives) for step in steps} == {
-        ("allgather_base", "allgather_base", "allgather_base", "reduce_scatter_base")
+        ("gather", "gather", "gather", "reduce_scatter")
     }
     assert any(len(set(step.local_sizes or ())) > 1 for step in steps), "no step was uneven: the test proves too little"
 
