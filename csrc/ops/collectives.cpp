@@ -71,8 +71,8 @@ std::vector<at::Tensor> coalesced_all_gather(at::TensorList tensors, at::IntArra
   return results;
 }
 
-std::vector<at::Tensor> packed_all_gather(at::TensorList tensors, at::IntArrayRef pad, int64_t max_local_size,
-                                          const std::string& group_name) {
+at::Tensor packed_all_gather(at::TensorList tensors, at::IntArrayRef pad, int64_t max_local_size,
+                             const std::string& group_name) {
   TORCH_CHECK_VALUE(!tensors.empty() && pad.size() == tensors.size(), "one pad value for each of 1 or more tensors");
   for (const at::Tensor& x : tensors) {
     check_rows(x, max_local_size);
@@ -86,8 +86,11 @@ std::vector<at::Tensor> packed_all_gather(at::TensorList tensors, at::IntArrayRe
     write_rows(format, tensors, pad, input);
     ranks.all_gather(wire, input);
   }
-  return format.views(wire);
+  return wire;
 }
+
+// Apart from the gather, since an operator's results may not share memory unless they are views of its argument.
+std::vector<at::Tensor> row_views(const at::Tensor& wire, at::TensorList like) { return RowFormat(like).views(wire); }
 
 at::Tensor padded_reduce_scatter(const at::Tensor& x, int64_t max_local_size, int64_t local_size,
                                  const std::string& group_name) {
@@ -125,23 +128,15 @@ std::vector<at::Tensor> coalesced_all_gather_meta(at::TensorList tensors, at::In
   return out;
 }
 
-std::vector<at::Tensor> packed_all_gather_meta(at::TensorList tensors, at::IntArrayRef, c10::SymInt max_local_size,
-                                               const std::string& group_name) {
+at::Tensor packed_all_gather_meta(at::TensorList tensors, at::IntArrayRef, c10::SymInt max_local_size,
+                                  const std::string& group_name) {
   c10::SymInt row_bytes = 0;
   for (const at::Tensor& x : tensors) {
     c10::SymInt bytes = static_cast<int64_t>(x.element_size());
     for (const c10::SymInt& size : x.sym_sizes().slice(1)) bytes = bytes * size;
     row_bytes = row_bytes + (bytes + kColumnAlign - 1) / kColumnAlign * kColumnAlign;
   }
-  std::vector<at::Tensor> out;
-  for (const at::Tensor& x : tensors) {
-    auto sizes = with_rows(x.sym_sizes(), max_local_size * group_size(group_name));
-    std::vector<c10::SymInt> strides(sizes.size(), 1);
-    for (size_t d = sizes.size() - 1; d > 1; --d) strides[d - 1] = strides[d] * sizes[d];
-    strides[0] = row_bytes / static_cast<int64_t>(x.element_size());
-    out.push_back(at::empty_strided_symint(sizes, strides, x.options()));
-  }
-  return out;
+  return at::empty_symint({max_local_size * group_size(group_name), row_bytes}, tensors[0].options().dtype(at::kByte));
 }
 
 at::Tensor padded_reduce_scatter_meta(const at::Tensor& x, c10::SymInt, c10::SymInt local_size, const std::string&) {
@@ -153,7 +148,8 @@ at::Tensor padded_reduce_scatter_meta(const at::Tensor& x, c10::SymInt, c10::Sym
 TORCH_LIBRARY_FRAGMENT(ascend_moe, m) {
   m.def("padded_all_gather(Tensor x, SymInt max_local_size, str group_name, float pad) -> Tensor");
   m.def("coalesced_all_gather(Tensor[] xs, int[] pad, SymInt max_local_size, str group_name) -> Tensor[]");
-  m.def("packed_all_gather(Tensor[] xs, int[] pad, SymInt max_local_size, str group_name) -> Tensor[]");
+  m.def("packed_all_gather(Tensor[] xs, int[] pad, SymInt max_local_size, str group_name) -> Tensor");
+  m.def("row_views(Tensor(a) wire, Tensor[] like) -> Tensor(a)[]", row_views);  // traced as the views it makes
   m.def("padded_reduce_scatter(Tensor x, SymInt max_local_size, SymInt local_size, str group_name) -> Tensor");
 }
 

@@ -17,8 +17,8 @@ constexpr int64_t kColumnAlign = 16;
 
 struct Column {
   at::ScalarType dtype;
-  int64_t offset, bytes;       // in the row
-  std::vector<int64_t> inner;  // sizes past dim 0
+  int64_t offset, bytes;                // in the row
+  std::vector<int64_t> sizes, strides;  // past dim 0
 };
 
 struct RowFormat {

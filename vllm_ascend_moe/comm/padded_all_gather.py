@@ -90,4 +90,7 @@ class PaddedAllGather:
 
 
 def _row_bytes(tensors: list[torch.Tensor]) -> int:
-    return sum(x.element_size() * prod(x.shape[1:]) for x in tensors)
+    total = 0
+    for x in tensors:
+        total += x.element_size() * (x.shape[1] if x.dim() == 2 else prod(x.shape[1:]))
+    return total

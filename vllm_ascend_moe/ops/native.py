@@ -98,7 +98,8 @@ def packed_all_gather(
     name = native_group_name(group)
     if name is None:
         return torch_form.packed_all_gather(tensors, pad_values, max_local_size, group)
-    return torch.ops.ascend_moe.packed_all_gather(tensors, pad_values, max_local_size, name)
+    wire = torch.ops.ascend_moe.packed_all_gather(tensors, pad_values, max_local_size, name)
+    return torch.ops.ascend_moe.row_views(wire, tensors)
 
 
 def coalesced_all_gather(
