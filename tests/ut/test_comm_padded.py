@@ -1,7 +1,7 @@
 """The padded all-gather strategy on all ranks in one process: contract, collectives, errors.
 
-Proves rows, pad ids, dtypes, what reaches collectives, that nothing is kept between dispatch and combine, and each
-error. The values of whole layers and real processes are in test_mp_padded.py.
+Proves, with one packed gather and with one gather a tensor, rows, pad ids, dtypes, what reaches collectives, that
+nothing is kept between dispatch and combine, and each error. The values on real processes are in test_mp_padded.py.
 """
 
 import dataclasses
@@ -21,6 +21,8 @@ from vllm_ascend_moe.testing import data
 from vllm_ascend_moe.testing.compare import assert_close, assert_equal
 from vllm_ascend_moe.testing.fake_group import run_ranks
 
+PACKED = pytest.mark.parametrize("packed_bytes", [0, 1 << 20], ids=["one by one", "packed"])
+
 
 def inputs(layout, top_k=2, num_experts=4, dtype=torch.float32):
     tokens = data.token_ids(layout, layout.rank)
@@ -33,22 +35,31 @@ def inputs(layout, top_k=2, num_experts=4, dtype=torch.float32):
     }
 
 
-@given(sizes=st.lists(st.integers(0, 6), min_size=1, max_size=5))
-def test_marked_rows_go_where_the_layout_says_and_come_back(sizes):
-    run_ranks(len(sizes), lambda rank, group: strategy_cases.run_markers(PaddedAllGather(group), sizes, rank))
+@given(sizes=st.lists(st.integers(0, 6), min_size=1, max_size=5), packed_bytes=st.sampled_from([0, 200, 1 << 20]))
+def test_marked_rows_go_where_the_layout_says_and_come_back(sizes, packed_bytes):
+    """200 bytes are packed for one or two rows and not for more: the same choice on every rank."""
+
+    def body(rank, group):
+        strategy_cases.run_markers(PaddedAllGather(group, packed_bytes), sizes, rank)
+
+    run_ranks(len(sizes), body)
 
 
+@PACKED
 @pytest.mark.parametrize("name", strategy_cases.CASES)
 @pytest.mark.parametrize("ranks", [1, 2, 5], ids=lambda ranks: f"R={ranks}")
-def test_whole_layers_give_the_dense_answer(name, ranks):
+def test_whole_layers_give_the_dense_answer(name, ranks, packed_bytes):
     case = strategy_cases.CASES[name]
     if ranks == 1:
         case = dataclasses.replace(case, sizes=lambda _: [6])
-    run_ranks(ranks, lambda rank, group: strategy_cases.run_case(PaddedAllGather(group), case, rank, ranks))
+    run_ranks(
+        ranks, lambda rank, group: strategy_cases.run_case(PaddedAllGather(group, packed_bytes), case, rank, ranks)
+    )
 
 
+@PACKED
 @pytest.mark.parametrize("scale_shape", [(), (1,), (2,)], ids=["(n,)", "(n, 1)", "(n, groups)"])
-def test_scales_of_a_quantised_payload_stay_with_their_rows(scale_shape):
+def test_scales_of_a_quantised_payload_stay_with_their_rows(scale_shape, packed_bytes):
     """int8 rows with fp32 scales: after the gather each row still has its own; 1-D stays 1-D."""
     sizes = [1, 3]
 
@@ -58,7 +69,7 @@ def test_scales_of_a_quantised_payload_stay_with_their_rows(scale_shape):
         tokens = data.token_ids(layout, rank)
         given["hidden"] = (tokens[:, None] + torch.tensor([1, 2, 3, 4])).to(torch.int8)
         scales = ((tokens + 1) / 64).view(-1, *[1] * len(scale_shape)).expand(-1, *scale_shape)
-        sent = PaddedAllGather(group).dispatch(**given, scales=scales)
+        sent = PaddedAllGather(group, packed_bytes).dispatch(**given, scales=scales)
         assert sent.hidden.dtype == torch.int8
         assert sent.scales.dtype == torch.float32
         assert sent.scales.shape == (6, *scale_shape)
@@ -70,30 +81,30 @@ def test_scales_of_a_quantised_payload_stay_with_their_rows(scale_shape):
     run_ranks(2, body)
 
 
-def test_the_reduction_happens_once_with_weights_that_sum_to_one():
+@PACKED
+def test_the_reduction_happens_once_with_weights_that_sum_to_one(packed_bytes):
     """Identity experts: one token per rank, two experts on two ranks; the output is the input."""
 
     def body(rank, group):
         layout = TokenLayout.of([1, 1], rank)
         given = inputs(layout) | {"topk_ids": torch.tensor([[0, 1]], dtype=torch.int32), "num_experts": 2}
         given["topk_weights"] = torch.tensor([[0.25, 0.75]])
-        comm = PaddedAllGather(group)
+        comm = PaddedAllGather(group, packed_bytes)
         sent = comm.dispatch(**given)
         share = (sent.topk_weights * (sent.topk_ids == rank)).sum(1, keepdim=True)
         assert_close(comm.combine(sent.hidden * share, sent.handle), given["hidden"])
         return [call.op for call in group.calls]
 
     for calls in run_ranks(2, body):
-        assert calls.count("reduce_scatter") == 1
-        assert 1 <= calls.count("all_gather") <= 3
-        assert calls[-1] == "reduce_scatter"
+        assert calls == ["all_gather"] * (1 if packed_bytes else 3) + ["reduce_scatter"]
 
 
-def test_no_state_between_dispatch_and_combine():
+@PACKED
+def test_no_state_between_dispatch_and_combine(packed_bytes):
     """Two dispatches of different layouts in flight on one object; each handle brings back its own tokens."""
 
     def body(rank, group):
-        comm = PaddedAllGather(group)
+        comm = PaddedAllGather(group, packed_bytes)
         layouts = [TokenLayout.of(sizes, rank) for sizes in ([3, 1], [0, 4])]
         before = dict(vars(comm))
         sent = [comm.dispatch(**inputs(layout)) for layout in layouts]
@@ -115,11 +126,12 @@ def test_what_is_dispatched_is_frozen_keyword_only_and_in_the_rows_format():
         type(sent)(ActivationFormat.ROWS, sent.hidden)
 
 
+@PACKED
 @pytest.mark.parametrize("sizes", [[3], [2, 2], [1, 3]], ids=str)
-def test_nothing_dispatched_or_combined_shares_memory_with_an_input(sizes):
+def test_nothing_dispatched_or_combined_shares_memory_with_an_input(sizes, packed_bytes):
     def body(rank, group):
         given = inputs(TokenLayout.of(sizes, rank))
-        comm = PaddedAllGather(group)
+        comm = PaddedAllGather(group, packed_bytes)
         sent = comm.dispatch(**given)
         out = comm.combine(sent.hidden, sent.handle)
         storage = {
@@ -133,16 +145,17 @@ def test_nothing_dispatched_or_combined_shares_memory_with_an_input(sizes):
     run_ranks(len(sizes), body)
 
 
-def test_strided_inputs_reach_collectives_contiguous():
+@PACKED
+def test_strided_inputs_reach_collectives_contiguous(packed_bytes):
     """The fake group refuses strided inputs."""
 
     def body(rank, group):
         given = inputs(TokenLayout.of([2, 2], rank))
-        plain = PaddedAllGather(group).dispatch(**given)
+        plain = PaddedAllGather(group, packed_bytes).dispatch(**given)
         for name in ("hidden", "topk_weights", "topk_ids"):
             given[name] = given[name].repeat_interleave(2, dim=1)[:, ::2]
             assert not given[name].is_contiguous()
-        comm = PaddedAllGather(group)
+        comm = PaddedAllGather(group, packed_bytes)
         sent = comm.dispatch(**given)
         assert_equal(sent.hidden, plain.hidden)
         assert_equal(sent.topk_ids, plain.topk_ids)

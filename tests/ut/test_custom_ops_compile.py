@@ -9,8 +9,11 @@ other tests prove right. Does not prove anything about vLLM's own compilation; t
 import compile_ranks
 import pytest
 import torch
+import torch.distributed as dist
 from ops_world import context, dp_metadata, layout_context, ops
 
+from vllm_ascend_moe.ops.native import TorchGroup
+from vllm_ascend_moe.testing.compare import assert_equal
 from vllm_ascend_moe.testing.launch import launch
 
 GATHER, REDUCE = "maybe_all_gather_and_maybe_unpad", "maybe_pad_and_reduce"
@@ -48,9 +51,7 @@ def test_a_fresh_process_registers_once(reports):
     assert [report["registered"] for report in reports] == [(True, False)] * 2
 
 
-@pytest.mark.parametrize("name", [GATHER, REDUCE])
-@pytest.mark.parametrize("kind", ["layout", "DP metadata", "no metadata"])
-@pytest.mark.parametrize(
+ONE_RANK_INPUTS = pytest.mark.parametrize(
     "x",
     [
         pytest.param(torch.rand(3, 4), id="2-D"),
@@ -62,6 +63,11 @@ def test_a_fresh_process_registers_once(reports):
         pytest.param(torch.rand(0, 4), id="no rows"),
     ],
 )
+
+
+@pytest.mark.parametrize("name", [GATHER, REDUCE])
+@pytest.mark.parametrize("kind", ["layout", "DP metadata", "no metadata"])
+@ONE_RANK_INPUTS
 def test_opcheck_on_one_rank(world, name, kind, x):
     """One rank, where an operator is tempted to return its input or keep its strides."""
 
@@ -71,6 +77,32 @@ def test_opcheck_on_one_rank(world, name, kind, x):
         return context(dp_metadata([x.shape[0]]) if kind == "DP metadata" else None)
 
     results = world.run(make_context, lambda groups: torch.library.opcheck(getattr(torch.ops.vllm, name).default, (x,)))
+    assert set(results[0].values()) == {"SUCCESS"}
+
+
+@pytest.fixture(scope="module")
+def real_group_of_one():
+    """A gloo group of this process alone, which the native collectives accept."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield TorchGroup(dist.group.WORLD)
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("name", [GATHER, REDUCE])
+@ONE_RANK_INPUTS
+def test_opcheck_on_a_real_group_of_one_rank(world, monkeypatch, real_group_of_one, name, x):
+    monkeypatch.setattr(ops, "get_ep_group", lambda: real_group_of_one)
+    operator = getattr(torch.ops.vllm, name)
+
+    def body(groups):
+        result = torch.library.opcheck(operator.default, (x,))
+        out = operator(x)
+        assert_equal(out, x.contiguous())
+        assert out.is_contiguous()
+        assert x.shape[0] == 0 or out.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
+        return result
+
+    results = world.run(lambda groups: layout_context([x.shape[0]], 0), body)
     assert set(results[0].values()) == {"SUCCESS"}
 
 
