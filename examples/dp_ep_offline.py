@@ -38,9 +38,8 @@ def show_tokens(requests: list[Request], single: list[Generated], shared: list[G
         same += agree
         head = f"{index:6} {request.dp_rank!s:>4} {len(request.prompt):6}  "
         print(f"{head}one engine   {' '.join(f'{token:3}' for token in one.tokens)}")
-        print(
-            f"{' ' * len(head)}DP + EP      {' '.join(f'{token:3}' for token in two.tokens)}  {'=' if agree else 'DIFFERENT'}"
-        )
+        verdict = "=" if agree else "DIFFERENT"
+        print(f"{' ' * len(head)}DP + EP      {' '.join(f'{token:3}' for token in two.tokens)}  {verdict}")
     return same
 
 

@@ -25,7 +25,7 @@ from vllm_ascend_moe.ops.extension import native_available
 
 # The constants of gpt-oss, which our swigluoai activations implement; None stands for vLLM's default, the same.
 _SWIGLUOAI_PARAMETERS = {"gemm1_clamp_limit": (None, 7.0), "gemm1_alpha": (None, 1.702), "gemm1_beta": (None, 1.0)}
-_NO_PARAMETERS = {name: (None,) for name in _SWIGLUOAI_PARAMETERS}
+_NO_PARAMETERS = dict.fromkeys(_SWIGLUOAI_PARAMETERS, (None,))
 
 
 def make_rows_experts(name: ExpertsName) -> RowsExperts:

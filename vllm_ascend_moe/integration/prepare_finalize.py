@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import torch
+from vllm.model_executor.layers.fused_moe import FusedMoEQuantConfig
 from vllm.model_executor.layers.fused_moe.modular_kernel import (
     FusedMoEActivationFormat,
     FusedMoEPrepareAndFinalizeModular,
     PrepareResultType,
     TopKWeightAndReduce,
 )
-from vllm.model_executor.layers.fused_moe import FusedMoEQuantConfig
 from vllm.model_executor.layers.fused_moe.topk_weight_and_reduce import TopKWeightAndReduceNoOP
 
 from vllm_ascend_moe.errors import ShapeError

@@ -35,6 +35,7 @@ def expert_gemm(
     bias: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    expected_rows: int | None = None,
     tiles: GemmTiles | None = None,
 ) -> torch.Tensor:
     """``activation(a @ w^T * a_scale * w_scale + bias)`` for every expert's own rows, in one launch.
@@ -50,6 +51,7 @@ def expert_gemm(
         bias: [E_l, N or 2N], floating.
         out: [E_l, rows, N] or [total, N]; a row is contiguous. None: a new, uninitialised tensor.
         out_dtype: of a new tensor; None: w's dtype, bf16 for int8 and fp8 weights.
+        expected_rows: about how many rows an expert will have, where the host knows; only speed depends on it.
         tiles: instead of the table's.
 
     Returns:
@@ -69,7 +71,7 @@ def expert_gemm(
         return out
     target = target_of(a.device)
     if tiles is None:
-        tiles = tiles_for(target, w.dtype)
+        tiles = tiles_for(target, w.dtype, expected_rows)
         if tiles.tma and not describable(a, w, operands):
             tiles = without_tma(target, w.dtype)
     _launch(a, w, out, counts, starts, a_scale, w_scale, bias, form, operands, tiles)
@@ -90,15 +92,15 @@ def _launch(
     tiles: GemmTiles,
 ) -> None:
     parts = form.parts
-    a_big, b_big, a_small, b_half, b_small = _inputs(a, w, op, tiles)
+    a_many, w_many, w_half, w_few = _inputs(a, w, op, tiles)
     integer = a.dtype == torch.int8 and w.dtype == torch.int8
     expert_gemm_kernel[(processors(a.device) * tiles.programs,)](
-        a_big,
-        b_big,
+        a_many,
+        w_many,
         out,
-        a_small,
-        b_half,
-        b_small,
+        a,
+        w_half,
+        w_few,
         counts,
         starts,
         a_scale,
@@ -125,15 +127,13 @@ def _launch(
         BLOCK_N=tiles.block_n // parts,
         BLOCK_K=tiles.block_k,
         GROUP_M=tiles.group_m,
-        # A flattened loop takes its depth from the launch.
-        STAGES=None if tiles.flatten else tiles.stages,
+        STAGES=tiles.stages,
         HALVES=tiles.halves,
-        SMALL_ROWS=tiles.small_rows,
-        SMALL_M=tiles.small_m,
-        SMALL_N=tiles.small_n // parts,
-        SMALL_K=tiles.small_k,
-        SMALL_STAGES=tiles.small_stages,
-        FLATTEN=tiles.flatten,
+        FEW_M=tiles.few_m,
+        FEW_N=tiles.few_n // parts,
+        FEW_K=tiles.few_k,
+        FEW_STAGES=tiles.few_stages,
+        NARROW_STAGES=tiles.narrow_stages,
         PARTS=parts,
         ACTIVATION=form.name,
         ACC=tl.int32 if integer else tl.float32,
@@ -146,19 +146,14 @@ def _launch(
     )
 
 
-def _inputs(a: torch.Tensor, w: torch.Tensor, op: Operands, tiles: GemmTiles) -> tuple[Any, Any, Any, Any, Any]:
-    """a and w for the first pass, a for the small one, w for the half and the small one: descriptors or tensors."""
+def _inputs(a: torch.Tensor, w: torch.Tensor, op: Operands, tiles: GemmTiles) -> tuple[Any, Any, Any, Any]:
+    """a for many rows, w for many rows, half tiles and few rows: descriptors, or the tensors themselves."""
     if not tiles.tma:
-        return a, w, a, w, w
-    a_big = rows_view(a, op, tiles.block_m, tiles.block_k)
-    b_big = weights_view(w, op, tiles.block_n, tiles.block_k)
-    b_half = weights_view(w, op, tiles.block_n // 2, tiles.block_k) if tiles.halves else b_big
-    if not tiles.small_rows:
-        return a_big, b_big, a_big, b_half, b_big
-    return (
-        a_big,
-        b_big,
-        rows_view(a, op, tiles.small_m, tiles.small_k),
-        b_half,
-        weights_view(w, op, tiles.small_n, tiles.small_k),
-    )
+        return a, w, w, w
+    whole, half, few = (tiles.block_n, tiles.block_k), (tiles.block_n // 2, tiles.block_k), (tiles.few_n, tiles.few_k)
+    if not tiles.halves:
+        half = whole
+    if not tiles.few_m:
+        few = whole
+    views = {block: weights_view(w, op, *block) for block in {whole, half, few}}
+    return rows_view(a, op, tiles.block_m, tiles.block_k), views[whole], views[half], views[few]

@@ -12,8 +12,7 @@ from vllm_ascend_moe.errors import InvalidValueError, ShapeError
 _POINTWISE = ("silu", "gelu", "gelu_tanh", "relu2")
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.int8, *FP8)
-# See RAGGED in product.py. The outer two sizes only have to be larger than any index.
-_RAGGED, _OUTER = 1 << 30, 0x7FFF0000
+_MAX_ROWS = 1 << 31  # descriptors are indexed with 32 bits
 _DESCRIPTOR_ALIGNMENT = 16  # bytes, of the address and of every stride
 
 
@@ -183,21 +182,16 @@ def describable(a: torch.Tensor, w: torch.Tensor, op: Operands) -> bool:
         not any(number % _DESCRIPTOR_ALIGNMENT for number in (*strides, *addresses))
         and op.a_pitch >= 0
         and op.stride_am > 0
-        and op.experts * op.a_pitch + op.capacity < _RAGGED
+        and op.experts * op.a_pitch + op.capacity < _MAX_ROWS
     )
 
 
 def rows_view(a: torch.Tensor, op: Operands, rows: int, depth: int) -> Any:
-    """The ragged tensor descriptor of ``a`` that descriptor_product reads, with tiles [rows, depth].
-
-    Index (2**30, end, 2**30 - count + row, k) adds up to row ``end - count + row``: the first two strides cancel,
-    since 2**30 * 2**34 elements wrap around to nothing.
-    """
+    """The descriptor of ``a`` as one list of rows [experts * a_pitch, K], with tiles [rows, depth]."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    stride = op.stride_am
-    strides = [2**34 - stride, stride, stride, 1]
-    return TensorDescriptor(a, [_OUTER, _OUTER, _RAGGED, op.k], strides, [1, 1, rows, depth])
+    total = (op.experts - 1) * op.a_pitch + op.capacity
+    return TensorDescriptor(a, [total, op.k], [op.stride_am, 1], [rows, depth])
 
 
 def weights_view(w: torch.Tensor, op: Operands, columns: int, depth: int) -> Any:

@@ -33,7 +33,7 @@ def _rescale(acc, columns, limit, row_scale, column_scale, bias, offset, stride_
 def compute_tile(
     expert, count, row, column, a, b, c, starts, a_scale, b_scale, bias, N, K, a_pitch, stride_ae, stride_am,
     stride_be, stride_bp, stride_bn, stride_ce, stride_cm, stride_se, stride_vp, stride_vn, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SWAP: tl.constexpr, STAGES: tl.constexpr, PARTS: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, FEW: tl.constexpr, STAGES: tl.constexpr, PARTS: tl.constexpr,
     ACTIVATION: tl.constexpr, ACC: tl.constexpr, IMPRECISE: tl.constexpr, TMA: tl.constexpr, WIDEN: tl.constexpr,
 ):
     """One output tile: product, epilogue, store."""
@@ -42,15 +42,21 @@ def compute_tile(
     start = tl.full([], 0, tl.int32)
     if starts is not None:
         start = tl.load(starts + expert)
+    if TMA and not FEW:
+        # The last tile is moved up so that it is full: it computes some rows twice, to the same values, and neither
+        # reads nor writes a row past the count.
+        row = tl.minimum(row, count - BLOCK_M)
     first = (start + row).to(tl.int64)
     left = count - row
     if TMA:
         acc = descriptor_product(
-            a, b,
-            expert * a_pitch + start,
-            count, row, expert, column, K, BLOCK_M, BLOCK_N, BLOCK_K, PARTS, SWAP, ACC, STAGES, IMPRECISE, WIDEN,
+            a + wide * stride_ae + first * stride_am if FEW else a,
+            b,
+            expert * a_pitch + start + row,
+            left, expert, column, K, stride_am, BLOCK_M, BLOCK_N, BLOCK_K, PARTS, FEW, ACC, STAGES, IMPRECISE,
+            WIDEN,
         )
-        gate, up = split_parts(acc, BLOCK_M, BLOCK_N, PARTS, SWAP)
+        gate, up = split_parts(acc, BLOCK_M, BLOCK_N, PARTS, FEW)
     else:
         gate, up = pointer_product(
             a + wide * stride_ae + first * stride_am,

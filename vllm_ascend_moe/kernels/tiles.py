@@ -21,13 +21,12 @@ class GemmTiles:
         block_k: depth of one step.
         stages: steps whose loads are in flight at a time.
         warps: warps per program.
+        programs: size of the persistent grid per multiprocessor.
         group_m: row tiles visited side by side (L2 reuse).
         halves: whether a sparse last round is cut into half tiles.
-        small_rows: experts with at most so many rows take the tiles below; 0: none do.
-        small_m, small_n, small_k, small_stages: the same for them.
+        few_m: experts with fewer than block_m rows take tiles of block_m, few_m or 16 rows; 0: they take those above.
+        few_n, few_k: weight rows and depth of these; few_stages, narrow_stages: stages of those of few_m and 16 rows.
         tma: read through tensor descriptors (Hopper).
-        flatten: one loop over tiles and K together.
-        programs: size of the persistent grid per multiprocessor.
         scan: find tiles in scalar code (Ascend; see schedule.py).
     """
 
@@ -36,36 +35,39 @@ class GemmTiles:
     block_k: int
     stages: int = 1
     warps: int = 4
+    programs: int = 1
     group_m: int = 1
     halves: bool = False
-    small_rows: int = 0
-    small_m: int = 16
-    small_n: int = 64
-    small_k: int = 64
-    small_stages: int = 1
+    few_m: int = 0
+    few_n: int = 64
+    few_k: int = 64
+    few_stages: int = 1
+    narrow_stages: int = 1
     tma: bool = False
-    flatten: bool = False
-    programs: int = 1
     scan: bool = False
 
 
+# Two programs a multiprocessor: one multiplies while the other starts or stores its tile. Good at any row count.
 _HOPPER_16BIT = GemmTiles(
     block_m=128,
-    block_n=256,
+    block_n=128,
     block_k=64,
-    stages=4,
-    warps=8,
+    stages=3,
+    warps=4,
+    programs=2,
     group_m=16,
-    halves=True,
-    small_rows=64,
-    small_m=64,
-    small_n=64,
-    small_k=128,
-    small_stages=5,
+    few_m=64,
+    few_n=128,
+    few_k=64,
+    few_stages=4,
+    narrow_stages=6,
     tma=True,
-    flatten=True,
 )
-_HOPPER_8BIT = replace(_HOPPER_16BIT, block_n=128, block_k=128, halves=False, small_k=256)
+# One program with the largest tile: faster where most experts have many rows.
+_HOPPER_16BIT_MANY = replace(
+    _HOPPER_16BIT, block_n=256, stages=4, warps=8, programs=1, halves=True, few_stages=6, narrow_stages=8
+)
+_HOPPER_8BIT = replace(_HOPPER_16BIT, block_k=128, few_k=128)
 _POINTERS_16BIT = GemmTiles(block_m=64, block_n=128, block_k=64, stages=3, group_m=8, programs=2)
 _POINTERS_8BIT = replace(_POINTERS_16BIT, block_k=128)
 _POINTERS_32BIT = GemmTiles(block_m=64, block_n=64, block_k=32, stages=2, programs=2)
@@ -74,9 +76,10 @@ _ASCEND_16BIT = GemmTiles(block_m=128, block_n=256, block_k=64, scan=True)
 _ASCEND_8BIT = replace(_ASCEND_16BIT, block_k=128)
 _ASCEND_32BIT = replace(_ASCEND_16BIT, block_n=128, block_k=32)
 # Small, so that small test inputs have several tiles of every kind.
-_INTERPRETER = GemmTiles(
-    block_m=32, block_n=32, block_k=32, group_m=2, halves=True, small_rows=8, small_m=16, small_n=32, small_k=32
-)
+_INTERPRETER = GemmTiles(block_m=64, block_n=32, block_k=32, group_m=2, halves=True, few_m=32, few_n=32, few_k=32)
+
+# From so many rows per expert on, the tiles for many rows are the faster ones.
+_MANY_ROWS = 96
 
 # (target, bytes of a weight element) -> tiles
 TILE_TABLE: dict[tuple[str, int], GemmTiles] = {
@@ -95,8 +98,14 @@ TILE_TABLE: dict[tuple[str, int], GemmTiles] = {
 }
 
 
-def tiles_for(target: str, dtype: torch.dtype) -> GemmTiles:
-    """The table's tiles for weights of ``dtype`` on a target ("hopper", "cuda", "ascend" or "interpreter")."""
+def tiles_for(target: str, dtype: torch.dtype, expected_rows: int | None = None) -> GemmTiles:
+    """The tiles for weights of ``dtype`` on a target ("hopper", "cuda", "ascend" or "interpreter").
+
+    Args:
+        expected_rows: about how many rows an expert will have, where the host knows it. Only speed depends on it.
+    """
+    if target == "hopper" and dtype.itemsize == 2 and expected_rows is not None and expected_rows >= _MANY_ROWS:
+        return _HOPPER_16BIT_MANY
     return TILE_TABLE[target, dtype.itemsize]
 
 

@@ -6,7 +6,8 @@ from html import escape
 
 from vllm_ascend_moe.layout import TokenLayout
 
-_CELL, _GAP, _LEFT, _TOP = 26, 18, 96, 64
+_CELL, _ROW, _GAP, _LEFT, _TOP = 26, 30, 18, 80, 82
+_TITLE_WIDTH, _ARROW = 190, 110
 _COLOURS = ("#2f6db3", "#c8642b", "#3b8f5a", "#8a4fa3", "#b3922f", "#3f8f96", "#a33f5e", "#5d6b7a")
 _PAD = "#e9ecef"
 
@@ -27,18 +28,31 @@ def _cell(x: float, y: float, fill: str, label: str) -> str:
     )
 
 
-def _rank_row(layout: TokenLayout, rank: int, y: float) -> str:
-    """The cells of one rank: its tokens, then its pad."""
+def _rank_row(layout: TokenLayout, rank: int, y: float, *, show_pad: bool) -> str:
+    """The cells of one rank: its tokens, then its pad (or nothing, where the pad was dropped)."""
     size, colour = layout.local_sizes[rank], _COLOURS[rank % len(_COLOURS)]
     parts = [_text(_LEFT - 10, y + 17, f"rank {rank}", anchor="end")]
-    for column in range(layout.max_local_size):
+    for column in range(layout.max_local_size if show_pad else size):
         real = column < size
         parts.append(_cell(_LEFT + column * _CELL, y, colour if real else _PAD, f"{rank}.{column}" if real else "pad"))
     return "".join(parts)
 
 
+def _panel(layout: TokenLayout, x: float, title: tuple[str, str], *, show_pad: bool) -> str:
+    rows = "".join(_rank_row(layout, rank, _TOP + rank * _ROW, show_pad=show_pad) for rank in range(layout.ep_size))
+    head = _text(_LEFT, 52, title[0]) + _text(_LEFT, 68, title[1], 12)
+    return f'<g transform="translate({x:g} 0)">{head}{rows}</g>'
+
+
+_FOOT = (
+    "Experts work on the gathered tensor as it is: pad rows have expert id -1 and cost nothing.",
+    "One reduce-scatter takes the same (R, M, H) tensor back, and each rank drops its own pad tail.",
+    "Nothing is unpadded, repacked or copied in between.",
+)
+
+
 def layout_svg(layout: TokenLayout) -> str:
-    """The steps of one MoE layer: what each rank holds, what is gathered, what the reduce-scatter returns.
+    """One MoE layer in three steps: what each rank holds, what is gathered, what comes back.
 
     Args:
         layout: any layout; one with at most about 8 ranks and 12 tokens a rank reads well.
@@ -47,36 +61,24 @@ def layout_svg(layout: TokenLayout) -> str:
         An SVG document.
     """
     ranks, size = layout.ep_size, layout.max_local_size
-    panel = size * _CELL + _LEFT
-    height = _TOP + ranks * (_CELL + 4) + 88
-    width = 2 * panel + 3 * _GAP + 120
-    parts = [
-        _text(_GAP, 26, f"Padded layout: {layout.num_tokens} tokens, {ranks} ranks, M = {size}", 16, weight="bold"),
-        _text(_LEFT, 50, "each rank pads its tokens to M rows"),
-        _text(panel + 120 + _LEFT, 50, f"after the all-gather: ({ranks}, {size}, H), on every rank"),
-    ]
-    for rank in range(ranks):
-        y = _TOP + rank * (_CELL + 4)
-        parts.append(_rank_row(layout, rank, y))
-        parts.append(f'<g transform="translate({panel + 120} 0)">{_rank_row(layout, rank, y)}</g>')
-    middle = _TOP + ranks * (_CELL + 4) / 2
-    parts.append(_arrow(_LEFT + size * _CELL + 10, panel + 120 + _LEFT - 60, middle, "all-gather"))
-    foot = _TOP + ranks * (_CELL + 4) + 26
-    parts.append(
-        _text(_LEFT, foot, "Experts work on the gathered tensor as it is: pad rows have expert id -1 and cost nothing.")
+    step = _LEFT + max(size * _CELL, _TITLE_WIDTH) + _ARROW
+    width, foot = 3 * step - _ARROW + _GAP, _TOP + ranks * _ROW + 28
+    titles = (
+        ("each rank pads its tokens", f"T_r rows to M = {size} rows"),
+        ("gathered, on every rank", f"({ranks}, {size}, H), until the reduce"),
+        ("reduced and scattered", "T_r rows on rank r"),
     )
-    parts.append(
-        _text(
-            _LEFT,
-            foot + 20,
-            "One reduce-scatter takes the same (R, M, H) tensor back; each rank drops its own pad tail.",
-        )
-    )
-    parts.append(_text(_LEFT, foot + 40, "No unpad, no repack, no copy in between."))
+    parts = [_text(_GAP, 26, f"{layout.num_tokens} tokens on {ranks} ranks in the padded layout", 16, weight="bold")]
+    parts += [_panel(layout, i * step, title, show_pad=i < 2) for i, title in enumerate(titles)]
+    middle = _TOP + ranks * _ROW / 2
+    for i, label in enumerate(("all-gather", "experts, reduce-scatter")):
+        start = i * step + _LEFT + max(size * _CELL, _TITLE_WIDTH)
+        parts.append(_arrow(start, start + _ARROW + 24, middle, label))
+    parts += [_text(_GAP, foot + 20 * i, line) for i, line in enumerate(_FOOT)]
     body = "".join(parts)
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-        f'font-family="sans-serif"><rect width="100%" height="100%" fill="#fff"/>{body}</svg>\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {foot + 56}" width="{width}" '
+        f'height="{foot + 56}" font-family="sans-serif"><rect width="100%" height="100%" fill="#fff"/>{body}</svg>\n'
     )
 
 
@@ -84,5 +86,5 @@ def _arrow(x1: float, x2: float, y: float, label: str) -> str:
     return (
         f'<line x1="{x1:g}" y1="{y:g}" x2="{x2 - 8:g}" y2="{y:g}" stroke="#495057" stroke-width="2"/>'
         f'<path d="M {x2 - 10:g} {y - 6:g} L {x2:g} {y:g} L {x2 - 10:g} {y + 6:g} z" fill="#495057"/>'
-        + _text((x1 + x2) / 2, y - 10, label, 12, "middle")
+        + _text((x1 + x2) / 2, y - 10, label, 11, "middle")
     )
