@@ -1,0 +1,86 @@
+"""What our experts step accepts and refuses, and which kernel a configuration names."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+from vllm.model_executor.layers.fused_moe import MoEActivation
+
+from vllm_ascend_moe.errors import MissingDependencyError, UnsupportedError
+from vllm_ascend_moe.experts.native import NativeExperts
+from vllm_ascend_moe.experts.reference import ReferenceExperts
+from vllm_ascend_moe.experts.torch_form import TorchExperts
+from vllm_ascend_moe.integration import experts
+
+
+def check(activation: MoEActivation, *, lora: bool = False, **parameters: float) -> None:
+    """Hand-made stand-ins with the fields the check reads; a real layer is built by every engine test."""
+    quant = {"gemm1_clamp_limit": None, "gemm1_alpha": None, "gemm1_beta": None, **parameters}
+    experts.check_layer(SimpleNamespace(activation=activation, is_lora_enabled=lora), SimpleNamespace(**quant))
+
+
+@pytest.mark.parametrize(
+    "activation", [MoEActivation.SILU, MoEActivation.GELU, MoEActivation.RELU2_NO_MUL, MoEActivation.SWIGLUOAI], ids=str
+)
+def test_accepts(activation: MoEActivation) -> None:
+    check(activation)
+
+
+def test_accepts_the_published_parameters_of_swigluoai() -> None:
+    check(MoEActivation.SWIGLUOAI, gemm1_alpha=1.702, gemm1_beta=1.0, gemm1_clamp_limit=7.0)
+
+
+def test_refuses_an_activation_it_does_not_implement() -> None:
+    with pytest.raises(UnsupportedError, match="activation = 'situ' is not implemented; there are silu"):
+        check(MoEActivation.SITU)
+
+
+@pytest.mark.parametrize("parameters", [{"gemm1_clamp_limit": 10.0}, {"gemm1_alpha": 2.0}], ids=str)
+def test_refuses_parameters_it_would_ignore(parameters: dict[str, float]) -> None:
+    [name] = parameters
+    with pytest.raises(UnsupportedError, match=f"{name} = "):
+        check(MoEActivation.SILU, **parameters)
+
+
+def test_refuses_lora() -> None:
+    with pytest.raises(UnsupportedError, match="LoRA"):
+        check(MoEActivation.SILU, lora=True)
+
+
+@pytest.mark.parametrize(
+    ("built", "expected"),
+    [
+        (True, {"auto": NativeExperts, "native": NativeExperts, "torch": TorchExperts, "reference": ReferenceExperts}),
+        (False, {"auto": TorchExperts, "torch": TorchExperts, "reference": ReferenceExperts}),
+    ],
+    ids=["extension-built", "not-built"],
+)
+def test_kernel_by_name(built: bool, expected: dict[str, type], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experts, "native_available", lambda: built)
+    for name, kernel in expected.items():
+        assert type(experts.make_rows_experts(name)) is kernel
+
+
+def test_native_by_name_without_the_extension_says_how_to_build_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experts, "native_available", lambda: False)
+    with pytest.raises(MissingDependencyError, match="pip install --no-build-isolation"):
+        experts.make_rows_experts("native")
+
+
+def test_cores_are_dealt_evenly_and_only_where_needed(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+    from vllm.config import ParallelConfig
+
+    from vllm_ascend_moe.integration.cpu_binding import bind_workers, deal_cores
+
+    assert deal_cores([0, 1, 2, 3], 2) == "0,1|2,3"
+    assert deal_cores([4, 5], 4) == "4|5|4|5"
+    assert deal_cores([0, 1, 2, 3, 4], 2) == "0,1|2,3"
+    monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND", raising=False)
+    with caplog.at_level(logging.INFO):
+        bind_workers(ParallelConfig())
+        assert "VLLM_CPU_OMP_THREADS_BIND" not in __import__("os").environ
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0-3|4-7")
+    bind_workers(ParallelConfig(data_parallel_size=2, data_parallel_size_local=2))
+    assert __import__("os").environ["VLLM_CPU_OMP_THREADS_BIND"] == "0-3|4-7"
