@@ -212,6 +212,9 @@ def run_markers(comm: TokenComm, sizes: list[int], rank: int) -> None:
     assert_equal(out, mine[:, None].expand(-1, H).float(), what="rows that came back")
 
 
+SIZE_VECTORS = (uneven, equal, with_zeros, only_the_last, nothing)
+
+
 def run_all(comm: TokenComm, rank: int, ranks: int) -> dict[str, str]:
     """All cases and marker round trips; by name "ok" or what is wrong.
 
@@ -219,7 +222,7 @@ def run_all(comm: TokenComm, rank: int, ranks: int) -> dict[str, str]:
     """
     report = {}
     bodies = {name: lambda case=case: run_case(comm, case, rank, ranks) for name, case in CASES.items()}
-    for sizes in (uneven, equal, with_zeros, only_the_last, nothing):
+    for sizes in SIZE_VECTORS:
         bodies[f"markers, {sizes.__name__}"] = lambda sizes=sizes: run_markers(comm, sizes(ranks), rank)
     for name, body in bodies.items():
         try:
@@ -230,4 +233,4 @@ def run_all(comm: TokenComm, rank: int, ranks: int) -> dict[str, str]:
     return report
 
 
-NAMES = [*CASES, *(f"markers, {sizes.__name__}" for sizes in (uneven, equal, with_zeros, only_the_last, nothing))]
+NAMES = [*CASES, *(f"markers, {sizes.__name__}" for sizes in SIZE_VECTORS)]

@@ -9,15 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from marked_rows import padded, rows
 from ops_world import (
     context,
     dp_metadata,
     gather,
     layout_context,
     ops,
-    padded,
     reduce,
-    rows,
 )
 from vllm.forward_context import DPMetadata
 

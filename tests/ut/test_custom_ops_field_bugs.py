@@ -7,6 +7,7 @@ not show here.
 
 import pytest
 import torch
+from marked_rows import padded, rows
 from ops_world import (
     GATHER_FAKE,
     REDUCE_FAKE,
@@ -15,9 +16,7 @@ from ops_world import (
     gather,
     layout_context,
     ops,
-    padded,
     reduce,
-    rows,
 )
 
 from vllm_ascend_moe.experts.reference import local_slots

@@ -1,13 +1,14 @@
-"""The padded all-gather strategy with reference experts on R = 2, 3, 4 and 8 gloo processes.
+"""The padded layout on R = 2, 3, 4 and 8 gloo processes: the two operators, and the strategy with reference experts.
 
-Proves that every rank gets the dense answer for its own tokens, whatever the sizes, routing, ids, placement and dtype,
-that NaN in pad rows and unrouted slots reaches no token, and that wrong id dtypes are an error and not a hang; with
-one packed gather and with one gather a tensor, native (where the extension is built) and in plain torch. Does not
-prove NCCL or HCCL, nor the fast expert kernels.
+Proves that marked rows of every dtype make the round trip through the operators; that every rank gets the dense answer
+for its own tokens, whatever the sizes, routing, ids, placement and dtype; that NaN in pad rows and unrouted slots
+reaches no token, and that wrong id dtypes are an error and not a hang; with one packed gather and with one gather a
+tensor, native (where the extension is built) and in plain torch. Does not prove NCCL or HCCL, nor the fast experts.
 """
 
 from functools import cache
 
+import mp_operators
 import pytest
 import strategy_cases
 import torch
@@ -52,6 +53,8 @@ def body(rank, ranks):
     for variant in variants_of(ranks):
         comm = VARIANTS[variant](group)
         reports[variant] = strategy_cases.run_all(comm, rank, ranks) | {"id dtypes": id_dtypes(comm, rank, ranks)}
+    sizes = {made.__name__: made(ranks) for made in strategy_cases.SIZE_VECTORS}
+    reports["operators"] = mp_operators.run_operators(rank, ranks, sizes)
     return reports
 
 
@@ -99,4 +102,11 @@ def reports(ranks):
 @pytest.mark.parametrize("name", [*strategy_cases.NAMES, "id dtypes"])
 def test_every_rank_gets_the_dense_answer(ranks, variant, name):
     found = {rank: report[variant][name] for rank, report in enumerate(reports(ranks))}
+    assert found == dict.fromkeys(range(ranks), "ok")
+
+
+@pytest.mark.parametrize("ranks", RANKS, ids=lambda ranks: f"R={ranks}")
+@pytest.mark.parametrize("name", [*(s.__name__ for s in strategy_cases.SIZE_VECTORS), "DP metadata", "no metadata"])
+def test_marked_rows_make_the_round_trip_through_the_operators(ranks, name):
+    found = {rank: report["operators"][name] for rank, report in enumerate(reports(ranks))}
     assert found == dict.fromkeys(range(ranks), "ok")
