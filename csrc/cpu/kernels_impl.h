@@ -181,13 +181,44 @@ void accumulate(const float* c, const float* bias, float w, int n, float* acc) {
 
 // ---- packing -------------------------------------------------------------------------------------------------------
 
-template <class W>
-void pack_panel(const void* w, int64_t ldw, int n, int64_t k, void* panel) {
-  const W* from = static_cast<const W*>(w);
-  W* to = static_cast<W*>(panel);
-  if (n < kPanel) std::memset(panel, 0, sizeof(W) * kPanel * k);
-  for (int64_t kk = 0; kk < k; ++kk)
-    for (int j = 0; j < n; ++j) to[kk * kPanel + j] = from[j * ldw + kk];
+// One step of a transposition: exchanges the blocks of D lanes off the diagonal between two rows that are D apart.
+template <class V, int D, bool kUpper, size_t... L>
+inline UVec<V> exchange(UVec<V> a, UVec<V> b, std::index_sequence<L...>) {
+  constexpr int width = V::width;
+#if defined(__clang__)
+  return __builtin_shufflevector(a, b, (L & D ? int(L) + (kUpper ? width : width - D) : int(L) + (kUpper ? D : 0))...);
+#else
+  return __builtin_shuffle(
+      a, b, UVec<V>{uint32_t(L & D ? int(L) + (kUpper ? width : width - D) : int(L) + (kUpper ? D : 0))...});
+#endif
+}
+
+template <class V, int D>
+inline void transpose_step(UVec<V>* rows) {
+  constexpr auto lanes = std::make_index_sequence<V::width>{};
+  for (int i = 0; i < V::width; ++i) {
+    if (i & D) continue;
+    const UVec<V> a = rows[i], b = rows[i + D];
+    rows[i] = exchange<V, D, false>(a, b, lanes);
+    rows[i + D] = exchange<V, D, true>(a, b, lanes);
+  }
+  if constexpr (D > 1) transpose_step<V, D / 2>(rows);
+}
+
+// 16 rows of 4-byte words (fp32 values, or pairs of bf16) -> [words][16]
+template <class V>
+void transpose_words(const char* const* rows, int64_t words, uint32_t* to) {
+  int64_t w = 0;
+  for (; w + V::width <= words; w += V::width) {
+    for (int part = 0; part < kPanel; part += V::width) {
+      UVec<V> block[V::width];
+      for (int i = 0; i < V::width; ++i) block[i] = *reinterpret_cast<const UVec<V>*>(rows[part + i] + 4 * w);
+      transpose_step<V, V::width / 2>(block);
+      for (int i = 0; i < V::width; ++i) *reinterpret_cast<UVec<V>*>(to + (w + i) * kPanel + part) = block[i];
+    }
+  }
+  for (; w < words; ++w)
+    for (int j = 0; j < kPanel; ++j) std::memcpy(to + w * kPanel + j, rows[j] + 4 * w, 4);
 }
 
 inline void pack_pairs(const uint16_t* const* rows, int n, int stride, int64_t k, uint32_t* to) {
@@ -197,11 +228,21 @@ inline void pack_pairs(const uint16_t* const* rows, int n, int stride, int64_t k
     for (int j = 0; j < n; ++j) to[(k / 2) * stride + j] = rows[j][k - 1];
 }
 
-inline void pack_panel_pairs(const void* w, int64_t ldw, int n, int64_t k, void* panel) {
-  const uint16_t* rows[kPanel];
-  for (int j = 0; j < n; ++j) rows[j] = static_cast<const uint16_t*>(w) + j * ldw;
-  if (n < kPanel) std::memset(panel, 0, 4 * kPanel * ((k + 1) / 2));
-  pack_pairs(rows, n, kPanel, k, static_cast<uint32_t*>(panel));
+template <class V, class W>
+void pack_panel(const void* w, int64_t ldw, int n, int64_t k, void* panel) {
+  constexpr bool pairs = std::is_same_v<W, Bf16>;
+  const W* rows[kPanel];
+  for (int j = 0; j < n; ++j) rows[j] = static_cast<const W*>(w) + j * ldw;
+  const int64_t padded = pairs ? (k + 1) / 2 * 2 : k;
+  if (n < kPanel) std::memset(panel, 0, sizeof(W) * kPanel * padded);
+  if (sizeof(W) * k % 4 == 0 && n == kPanel && !std::is_same_v<W, Fp16>) {
+    transpose_words<V>(reinterpret_cast<const char* const*>(rows), sizeof(W) * k / 4, static_cast<uint32_t*>(panel));
+  } else if constexpr (pairs) {
+    pack_pairs(reinterpret_cast<const uint16_t* const*>(rows), n, kPanel, k, static_cast<uint32_t*>(panel));
+  } else {
+    for (int64_t kk = 0; kk < k; ++kk)
+      for (int j = 0; j < n; ++j) static_cast<W*>(panel)[kk * kPanel + j] = rows[j][kk];
+  }
 }
 
 template <class W>
@@ -290,7 +331,7 @@ constexpr Kernels make_kernels(const char* isa) {
           V::max_rows,
           1,
           pairs ? 2 : 1,
-          pairs ? pack_panel_pairs : pack_panel<W>,
+          pack_panel<V, W>,
           pack_rows<W>,
           multiply_rows<V, W, V::max_rows>,
           activate<V>,

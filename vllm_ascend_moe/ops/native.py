@@ -82,7 +82,7 @@ def packed_all_gather(
     """Gathers several tensors in **one** collective: their rows travel side by side, as bytes.
 
     Args:
-        tensors: each [T_r, ...] with the same T_r; any dtypes.
+        tensors: each [T_r, ...] with the same T_r of at most M; any dtypes.
         pad_values: for each tensor, what its pad rows hold.
         max_local_size: M; group: the ranks.
 
@@ -93,8 +93,7 @@ def packed_all_gather(
         LayoutError: more rows than M.
         ShapeError: tensors with different numbers of rows.
     """
-    _check_same_rows(tensors)
-    check_rows(tensors[0], max_local_size)
+    _check_rows_of_all(tensors, max_local_size)
     name = native_group_name(group)
     if name is None:
         return torch_form.packed_all_gather(tensors, pad_values, max_local_size, group)
@@ -111,8 +110,7 @@ def coalesced_all_gather(
         LayoutError: more rows than M.
         ShapeError: tensors with different numbers of rows.
     """
-    _check_same_rows(tensors)
-    check_rows(tensors[0], max_local_size)
+    _check_rows_of_all(tensors, max_local_size)
     name = native_group_name(group)
     if name is None:
         pairs = zip(tensors, pad_values, strict=True)
@@ -148,8 +146,9 @@ def padded_reduce_scatter(x: torch.Tensor, max_local_size: int, local_size: int,
     return torch.ops.ascend_moe.padded_reduce_scatter(x, max_local_size, local_size, name)
 
 
-def _check_same_rows(tensors: Sequence[torch.Tensor]) -> None:
+def _check_rows_of_all(tensors: Sequence[torch.Tensor], max_local_size: int) -> None:
     rows = tensors[0].shape[0]
+    check_rows(tensors[0], max_local_size)
     for i, x in enumerate(tensors):
         if x.shape[0] != rows:
             raise ShapeError(
