@@ -72,7 +72,14 @@ def run(args: argparse.Namespace, folder: Path) -> bool:
     say(f"3/3 {args.dp} engines x {args.tp} workers that share the experts, vLLM with this plugin")
     trace = folder / "trace"
     spec = EngineSpec(
-        model, requests, tp=args.tp, dp=args.dp, expert_parallel=True, env={"ASCEND_MOE_TRACE": str(trace)}
+        model,
+        requests,
+        tp=args.tp,
+        dp=args.dp,
+        expert_parallel=True,
+        env={"ASCEND_MOE_TRACE": str(trace)},
+        # Every tensor through its own operator call, to show them all. By default small messages travel packed.
+        additional_config={"ascend_moe": {"packed_bytes": args.packed_bytes}},
     )
     shared = generate(spec)
     say("done")
@@ -90,6 +97,7 @@ def main() -> int:
     parser.add_argument("--model", choices=MODELS, default="qwen3_moe")
     parser.add_argument("--dp", type=int, default=2, help="data-parallel engines")
     parser.add_argument("--tp", type=int, default=1, help="tensor-parallel workers per engine")
+    parser.add_argument("--packed-bytes", type=int, default=0, help="pack messages up to this size into one gather")
     parser.add_argument("--seed", type=int, default=0, help="of the prompts")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

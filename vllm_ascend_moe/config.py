@@ -24,10 +24,18 @@ class AscendMoEConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    comm: CommName = Field("auto", description="How tokens reach experts. auto: padded_allgather.")
-    experts: ExpertsName = Field("auto", description="Expert kernel. auto: native where it is built, else torch.")
+    comm: CommName = Field(default="auto", description="How tokens reach experts. auto: padded_allgather.")
+    experts: ExpertsName = Field(
+        default="auto", description="Expert kernel. auto: native where it is built, else torch."
+    )
+    packed_bytes: int | None = Field(
+        default=None,
+        ge=0,
+        description="Up to this many bytes a rank, one packed collective instead of one operator call per tensor. "
+        "0 never packs; null: the measured threshold.",
+    )
     bind_cpus: bool = Field(
-        True,
+        default=True,
         description="On CPU: share the cores among workers where vLLM's automatic binding needs one NUMA node each.",
     )
 

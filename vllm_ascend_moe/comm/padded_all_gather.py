@@ -21,7 +21,7 @@ from vllm_ascend_moe.ops.native import Group, coalesced_all_gather, packed_all_g
 DEFAULT_PACKED_BYTES = 2 << 20
 
 # Of hidden, weights, ids, scales: pad rows route nowhere.
-_PAD_VALUES = (0, 0, -1, 0)
+PAD_VALUES = (0, 0, -1, 0)
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ class PaddedAllGather:
         check_dispatch_inputs(hidden, topk_weights, topk_ids, scales, num_experts, layout, self.group)
         tensors = [hidden, topk_weights, topk_ids] if scales is None else [hidden, topk_weights, topk_ids, scales]
         size = layout.max_local_size
-        gather = packed_all_gather if size * _row_bytes(tensors) <= self.packed_bytes else coalesced_all_gather
-        gathered = gather(tensors, _PAD_VALUES[: len(tensors)], size, self.group)
+        gather = packed_all_gather if size * row_bytes(tensors) <= self.packed_bytes else coalesced_all_gather
+        gathered = gather(tensors, PAD_VALUES[: len(tensors)], size, self.group)
         return Dispatched(
             format=self.format,
             hidden=gathered[0],
@@ -89,7 +89,8 @@ class PaddedAllGather:
         return padded_reduce_scatter(expert_output, layout.max_local_size, layout.local_size, self.group)
 
 
-def _row_bytes(tensors: list[torch.Tensor]) -> int:
+def row_bytes(tensors: list[torch.Tensor]) -> int:
+    """Bytes of one token in all tensors together."""
     total = 0
     for x in tensors:
         total += x.element_size() * (x.shape[1] if x.dim() == 2 else prod(x.shape[1:]))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 
@@ -25,7 +27,12 @@ def _relu2(x: torch.Tensor) -> torch.Tensor:
     return F.relu(x).square()
 
 
-_POINTWISE = {"silu": F.silu, "gelu": F.gelu, "gelu_tanh": _gelu_tanh, "relu2": _relu2}
+_POINTWISE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": _gelu_tanh,
+    "relu2": _relu2,
+}
 ACTIVATIONS = (*_POINTWISE, *(f"{name}_no_mul" for name in _POINTWISE), "swigluoai", "swigluoai_uninterleave")
 
 

@@ -37,6 +37,7 @@ class AscendMoECpuCommunicator(CpuCommunicator):
         return TokenLayout.of(sizes, self.rank_in_group)
 
     def _group(self) -> TorchGroup:
+        assert self.device_group is not None, "vLLM gives every CPU communicator its gloo group"
         return TorchGroup(self.device_group)
 
     def all_gatherv(

@@ -79,9 +79,8 @@ class RowsExpertsStep(FusedMoEExpertsModular):
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         """Takes the weights of the layer, repacked in place where the kernel reads them faster so."""
-        weights = ExpertWeights(
-            w13=layer.w13_weight.data, w2=layer.w2_weight.data, w13_bias=self.w1_bias, w2_bias=self.w2_bias
-        )
+        w13, w2 = layer.get_parameter("w13_weight").data, layer.get_parameter("w2_weight").data
+        weights = ExpertWeights(w13=w13, w2=w2, w13_bias=self.w1_bias, w2_bias=self.w2_bias)
         self._weights = pack_weights(weights) if isinstance(self.kernel, NativeExperts) else weights
 
     @staticmethod

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import torch
 from vllm.config import get_current_vllm_config
 from vllm.distributed import get_tp_group
-from vllm.model_executor.layers.fused_moe import FusedMoEConfig, RoutedExperts, UnquantizedFusedMoEMethod
+from vllm.model_executor.layers.fused_moe import FusedMoEConfig, UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.fused_moe.modular_kernel import FusedMoEKernel
 from vllm.model_executor.layers.fused_moe.oracle.unquantized import UnquantizedMoeBackend
 
+from vllm_ascend_moe.comm.padded_all_gather import DEFAULT_PACKED_BYTES
 from vllm_ascend_moe.config import parse_config
 from vllm_ascend_moe.integration.experts import RowsExpertsStep, make_rows_experts
 from vllm_ascend_moe.integration.forward_state import communication_group
@@ -28,16 +30,17 @@ class AscendMoEUnquantizedMethod(UnquantizedFusedMoEMethod):
     def is_monolithic(self) -> bool:
         return False
 
-    def process_weights_after_loading(self, layer: RoutedExperts) -> None:
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         """Builds the kernel at the first call; takes the weights at every call (vLLM calls again after an update)."""
         if self.moe_kernel is None:
             self.moe_kernel = self._build_kernel(layer)
         self.moe_kernel.fused_experts.process_weights_after_loading(layer)
 
-    def _build_kernel(self, layer: RoutedExperts) -> FusedMoEKernel:
+    def _build_kernel(self, layer: torch.nn.Module) -> FusedMoEKernel:
         self.moe_quant_config = self.get_fused_moe_quant_config(layer)
         parallel = self.moe.moe_parallel_config
         group = communication_group(parallel, get_tp_group().world_size)
-        prepare_finalize = LocalPrepareFinalize() if group is None else PaddedPrepareFinalize(parallel.dp_size)
+        packed = DEFAULT_PACKED_BYTES if self.config.packed_bytes is None else self.config.packed_bytes
+        prepare_finalize = LocalPrepareFinalize() if group is None else PaddedPrepareFinalize(parallel.dp_size, packed)
         experts = RowsExpertsStep(self.moe, self.moe_quant_config, make_rows_experts(self.config.experts))
         return FusedMoEKernel(prepare_finalize, experts)

@@ -12,7 +12,10 @@ from vllm.model_executor.layers.fused_moe.modular_kernel import (
 )
 from vllm.model_executor.layers.fused_moe.topk_weight_and_reduce import TopKWeightAndReduceNoOP
 
+from vllm_ascend_moe.comm.padded_all_gather import PAD_VALUES, row_bytes
 from vllm_ascend_moe.errors import ShapeError
+from vllm_ascend_moe.ops.native import packed_all_gather
+from vllm_ascend_moe.ops.register_custom_ops import group_and_layout
 
 
 class _RowsPrepareFinalize(FusedMoEPrepareAndFinalizeModular):
@@ -92,11 +95,18 @@ class LocalPrepareFinalize(_RowsPrepareFinalize):
 
 
 class PaddedPrepareFinalize(_RowsPrepareFinalize):
-    """Through the two padded-layout operators; the layout is the forward context's, so no state is kept here."""
+    """Through the two padded-layout operators; the layout is the forward context's, so no state is kept here.
 
-    def __init__(self, num_dispatchers: int) -> None:
+    Args:
+        num_dispatchers: DP ranks, as vLLM counts them.
+        packed_bytes: up to this many bytes a rank, hidden states, ids and weights travel in one packed collective
+            instead of one operator call each; 0 never packs. The same on every rank.
+    """
+
+    def __init__(self, num_dispatchers: int, packed_bytes: int) -> None:
         super().__init__()
         self._num_dispatchers = num_dispatchers
+        self._packed_bytes = packed_bytes
 
     def num_dispatchers(self) -> int:
         return self._num_dispatchers
@@ -112,9 +122,14 @@ class PaddedPrepareFinalize(_RowsPrepareFinalize):
         quant_config: FusedMoEQuantConfig,
         defer_input_quant: bool = False,
     ) -> PrepareResultType:
-        gather = torch.ops.vllm.maybe_all_gather_and_maybe_unpad
-        hidden = gather(self._weighted_input(a1, topk_weights, apply_router_weight_on_input))
-        return hidden, None, None, gather(topk_ids), gather(topk_weights)
+        hidden = self._weighted_input(a1, topk_weights, apply_router_weight_on_input)
+        tensors = [hidden, topk_weights, topk_ids]
+        group, layout = group_and_layout()
+        if layout is not None and layout.max_local_size * row_bytes(tensors) <= self._packed_bytes:
+            hidden, topk_weights, topk_ids = packed_all_gather(tensors, PAD_VALUES[:3], layout.max_local_size, group)
+        else:
+            hidden, topk_weights, topk_ids = map(torch.ops.vllm.maybe_all_gather_and_maybe_unpad, tensors)
+        return hidden, None, None, topk_ids, topk_weights
 
     def finalize(
         self,

@@ -58,7 +58,7 @@ def _get_ep_local_sizes(dp_metadata: Any, ep_group: Group) -> list[int] | None:
     return None if expanded is None else list(expanded)
 
 
-def _group_and_layout() -> tuple[Group, TokenLayout | None]:
+def group_and_layout() -> tuple[Group, TokenLayout | None]:
     """The group this forward's layer communicates over, and its layout (None: no token counts, all ranks equal)."""
     context = get_forward_context()
     layouts = (getattr(context, "additional_kwargs", None) or {}).get(FORWARD_LAYOUTS_KEY)
@@ -89,7 +89,7 @@ def _maybe_all_gather_and_maybe_unpad_impl(x: torch.Tensor) -> torch.Tensor:
     Raises:
         LayoutError: ``x`` has more rows than max_local_size.
     """
-    group, layout = _group_and_layout()
+    group, layout = group_and_layout()
     rows = x.shape[0] if layout is None else layout.max_local_size
     return padded_all_gather(x, rows, group, pad_value=_pad_value(x))
 
@@ -101,7 +101,7 @@ def _maybe_pad_and_reduce_impl(x: torch.Tensor) -> torch.Tensor:
         ShapeError: ``x`` does not have R*M rows.
         LayoutError: without a layout, rows that do not divide by R.
     """
-    group, layout = _group_and_layout()
+    group, layout = group_and_layout()
     if layout is not None:
         return padded_reduce_scatter(x, layout.max_local_size, layout.local_size, group)
     _check_divisible(x, group)
@@ -135,7 +135,7 @@ def _rows(x: torch.Tensor, count: int) -> int | torch.SymInt:
 
 def _maybe_all_gather_and_maybe_unpad_fake(x: torch.Tensor) -> torch.Tensor:
     """Shape, dtype and device of the real operator, without data."""
-    group, layout = _group_and_layout()
+    group, layout = group_and_layout()
     if layout is None:
         return x.new_empty((x.shape[0] * group.world_size, *x.shape[1:]))
     return x.new_empty((group.world_size * _rows(x, layout.max_local_size), *x.shape[1:]))
@@ -143,7 +143,7 @@ def _maybe_all_gather_and_maybe_unpad_fake(x: torch.Tensor) -> torch.Tensor:
 
 def _maybe_pad_and_reduce_fake(x: torch.Tensor) -> torch.Tensor:
     """Shape, dtype and device of the real operator, without data."""
-    group, layout = _group_and_layout()
+    group, layout = group_and_layout()
     if layout is None:
         return x.new_empty((x.shape[0] // group.world_size, *x.shape[1:]))
     return x.new_empty((_rows(x, layout.local_size), *x.shape[1:]))
