@@ -16,7 +16,7 @@ from vllm_ascend_moe.errors import ConfigError
 
 SECTION = "ascend_moe"
 CommName = Literal["auto", "padded_allgather"]
-ExpertsName = Literal["auto", "native", "torch", "reference"]
+ExpertsName = Literal["auto", "native", "torch", "reference", "vllm"]
 
 
 class AscendMoEConfig(BaseModel):

@@ -5,14 +5,24 @@ from __future__ import annotations
 import torch
 from vllm.config import get_current_vllm_config
 from vllm.distributed import get_tp_group
-from vllm.model_executor.layers.fused_moe import FusedMoEConfig, UnquantizedFusedMoEMethod
+from vllm.model_executor.layers.fused_moe import (
+    FusedMoEConfig,
+    FusedMoEExpertsModular,
+    FusedMoEPrepareAndFinalizeModular,
+    FusedMoEQuantConfig,
+    UnquantizedFusedMoEMethod,
+)
 from vllm.model_executor.layers.fused_moe.modular_kernel import FusedMoEKernel
-from vllm.model_executor.layers.fused_moe.oracle.unquantized import UnquantizedMoeBackend
+from vllm.model_executor.layers.fused_moe.oracle.unquantized import (
+    UnquantizedMoeBackend,
+    select_unquantized_moe_backend,
+)
 
 from vllm_ascend_moe.comm.padded_all_gather import DEFAULT_PACKED_BYTES
 from vllm_ascend_moe.config import parse_config
 from vllm_ascend_moe.integration.experts import RowsExpertsStep, make_rows_experts
 from vllm_ascend_moe.integration.forward_state import communication_group
+from vllm_ascend_moe.integration.local_ids import LocalIdsPrepareFinalize
 from vllm_ascend_moe.integration.prepare_finalize import LocalPrepareFinalize, PaddedPrepareFinalize
 
 
@@ -38,9 +48,23 @@ class AscendMoEUnquantizedMethod(UnquantizedFusedMoEMethod):
 
     def _build_kernel(self, layer: torch.nn.Module) -> FusedMoEKernel:
         self.moe_quant_config = self.get_fused_moe_quant_config(layer)
-        parallel = self.moe.moe_parallel_config
-        group = communication_group(parallel, get_tp_group().world_size)
-        packed = DEFAULT_PACKED_BYTES if self.config.packed_bytes is None else self.config.packed_bytes
-        prepare_finalize = LocalPrepareFinalize() if group is None else PaddedPrepareFinalize(parallel.dp_size, packed)
-        experts = RowsExpertsStep(self.moe, self.moe_quant_config, make_rows_experts(self.config.experts))
+        prepare_finalize, experts = self._prepare_finalize(), self._experts(self.moe_quant_config)
+        if self.config.experts == "vllm":
+            prepare_finalize = LocalIdsPrepareFinalize(prepare_finalize, self.moe.num_local_experts)
         return FusedMoEKernel(prepare_finalize, experts)
+
+    def _prepare_finalize(self) -> FusedMoEPrepareAndFinalizeModular:
+        parallel = self.moe.moe_parallel_config
+        if communication_group(parallel, get_tp_group().world_size) is None:
+            return LocalPrepareFinalize()
+        packed = DEFAULT_PACKED_BYTES if self.config.packed_bytes is None else self.config.packed_bytes
+        return PaddedPrepareFinalize(parallel.dp_size, packed)
+
+    def _experts(self, quant_config: FusedMoEQuantConfig) -> FusedMoEExpertsModular:
+        if self.config.experts != "vllm":
+            return RowsExpertsStep(self.moe, quant_config, make_rows_experts(self.config.experts))
+        _, experts_cls = select_unquantized_moe_backend(self.moe)
+        assert experts_cls is not None, "vLLM has kernels of its own for every platform we subclass"
+        experts = experts_cls(self.moe, quant_config)
+        assert isinstance(experts, FusedMoEExpertsModular), "on CPU they are modular from vLLM 0.30 on"
+        return experts

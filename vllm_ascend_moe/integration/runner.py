@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from vllm.distributed import get_tp_group
@@ -11,6 +12,8 @@ from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 
 from vllm_ascend_moe.integration.forward_state import communication_group
+from vllm_ascend_moe.integration.fused_moe_method import AscendMoEUnquantizedMethod
+from vllm_ascend_moe.integration.local_ids import make_ids_local
 from vllm_ascend_moe.integration.trace import traced_layer
 from vllm_ascend_moe.ops.forward_layouts import FORWARD_LAYOUTS_KEY
 
@@ -23,10 +26,21 @@ class AscendMoERunner(MoERunner):
     every other platform uses.
     """
 
+    _checked_expert_map = False
+
     def _select_forward(self) -> Callable:
         if self._shared_experts is None:
             return torch.ops.vllm.moe_forward
         return torch.ops.vllm.moe_forward_shared
+
+    def _forward_impl(self, *args: Any, **kwargs: Any) -> Any:
+        """Before the first step, makes sure that the method honours the expert map."""
+        if not self._checked_expert_map:
+            self._checked_expert_map = True
+            method = self.routed_experts.quant_method
+            if self.moe_config.moe_parallel_config.use_ep and not isinstance(method, AscendMoEUnquantizedMethod):
+                make_ids_local(method, self.layer_name, self.routed_experts.local_num_experts)
+        return super()._forward_impl(*args, **kwargs)
 
     @contextmanager
     def _sequence_parallel_context(self) -> Iterator[None]:

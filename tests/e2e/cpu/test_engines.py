@@ -34,14 +34,17 @@ class Case:
     eager: bool = True
     group: str | None = "ep"  # the group its MoE layers must communicate over
     packed: bool = False  # one packed gather a layer, or one operator call for each tensor
+    experts: str = "auto"
 
     def __str__(self) -> str:
         compiled = "" if self.eager else "-compiled"
         packed = "-packed" if self.packed else ""
-        return f"{self.model}-dp{self.dp}-tp{self.tp}-ep{self.dp * self.tp}{compiled}{packed}"
+        experts = "" if self.experts == "auto" else f"-{self.experts}"
+        return f"{self.model}-dp{self.dp}-tp{self.tp}-ep{self.dp * self.tp}{compiled}{packed}{experts}"
 
     def section(self) -> dict[str, object]:
-        return {"ascend_moe": {} if self.packed else {"packed_bytes": 0}}
+        packing = {} if self.packed else {"packed_bytes": 0}
+        return {"ascend_moe": {"experts": self.experts, **packing}}
 
 
 CASES = [
@@ -56,6 +59,8 @@ CASES = [
     Case("deepseek_v3", dp=2, tp=2, eager=False, packed=True),
     Case("mixtral", dp=2, group="dp", packed=True),
     Case("mixtral", dp=2, tp=2, group="dp"),
+    # vLLM's own CPU kernel, which alone would crash under expert parallelism: its ids are made local.
+    Case("mixtral", dp=2, group="dp", packed=True, experts="vllm"),
 ]
 
 
