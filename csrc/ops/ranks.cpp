@@ -17,21 +17,27 @@ void finish(const c10::intrusive_ptr<c10d::Work>& work) {
 
 Ranks::Ranks(const std::string& group_name, c10::DeviceType device) : device_(device) {
   const auto group = c10d::resolve_process_group(group_name);
-  backend_ = group->getBackend(device);
   size_ = group->getSize();
+  if (size_ > 1) backend_ = group->getBackend(device);
   rank_ = group->getRank();
 }
 
 // asyncOp = false runs on the current stream where the backend can, which saves two event waits.
 
+// One rank needs no backend, only results of its own.
+
 void Ranks::all_gather(at::Tensor& output, at::Tensor& input) const {
+  if (size_ == 1) {
+    if (output.const_data_ptr() != input.const_data_ptr()) output.copy_(input);
+    return;
+  }
   c10d::AllgatherOptions options;
   options.asyncOp = false;
   finish(backend_->_allgather_base(output, input, options));
 }
 
 void Ranks::all_gather(std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs) const {
-  if (device_ == c10::kCPU) {  // gloo has no launch to save, and concatenates what it coalesces
+  if (size_ == 1 || device_ == c10::kCPU) {  // gloo has no launch to save, and concatenates what it coalesces
     for (size_t i = 0; i < outputs.size(); ++i) all_gather(outputs[i], inputs[i]);
     return;
   }
@@ -41,6 +47,10 @@ void Ranks::all_gather(std::vector<at::Tensor>& outputs, std::vector<at::Tensor>
 }
 
 void Ranks::reduce_scatter(at::Tensor& output, at::Tensor& input) const {
+  if (size_ == 1) {
+    output.copy_(input);
+    return;
+  }
   c10d::ReduceScatterOptions options;
   options.asyncOp = false;
   finish(backend_->_reduce_scatter_base(output, input, options));

@@ -15,15 +15,18 @@ namespace {
 int64_t aligned(int64_t bytes) { return (bytes + kColumnAlign - 1) / kColumnAlign * kColumnAlign; }
 
 // A view without the dispatcher's bookkeeping, three times faster; only where a tensor is nothing but its storage.
-at::Tensor bare_view(const at::Tensor& wire, const Column& column, int64_t row_bytes) {
-  const auto item = static_cast<int64_t>(c10::elementSize(column.dtype));
-  auto view = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(wire.storage()),
-                                                       wire.key_set(), c10::scalarTypeToTypeMeta(column.dtype));
-  c10::SmallVector<int64_t, 4> sizes{wire.size(0)}, strides{row_bytes / item};
-  sizes.append(column.sizes.begin(), column.sizes.end());
-  strides.append(column.strides.begin(), column.strides.end());
-  view.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, (wire.storage_offset() + column.offset) / item);
+at::Tensor bare_view(const at::Tensor& x, at::ScalarType dtype, at::IntArrayRef sizes, at::IntArrayRef strides,
+                     int64_t offset_bytes) {
+  auto view = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(x.storage()), x.key_set(),
+                                                       c10::scalarTypeToTypeMeta(dtype));
+  const auto item = static_cast<int64_t>(c10::elementSize(dtype));
+  view.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset_bytes / item);
   return view;
+}
+
+bool is_plain(const at::Tensor& x) {
+  return (x.is_cpu() || x.is_cuda()) && !at::isTensorSubclassLike(x) &&
+         !c10::impl::TorchDispatchModeTLS::any_modes_set();
 }
 
 at::Tensor traced_view(const at::Tensor& wire, const Column& column, int64_t row_bytes) {
@@ -36,9 +39,21 @@ at::Tensor traced_view(const at::Tensor& wire, const Column& column, int64_t row
 }
 
 at::Tensor view_of(const at::Tensor& wire, const Column& column, int64_t row_bytes) {
-  const bool plain = (wire.is_cpu() || wire.is_cuda()) && !at::isTensorSubclassLike(wire) &&
-                     !c10::impl::TorchDispatchModeTLS::any_modes_set();
-  return (plain ? bare_view : traced_view)(wire, column, row_bytes);
+  if (!is_plain(wire)) return traced_view(wire, column, row_bytes);
+  at::DimVector sizes{wire.size(0)}, strides{row_bytes / static_cast<int64_t>(c10::elementSize(column.dtype))};
+  sizes.append(column.sizes.begin(), column.sizes.end());
+  strides.append(column.strides.begin(), column.strides.end());
+  return bare_view(wire, column.dtype, sizes, strides, wire.storage_offset() + column.offset);  // wire is bytes
+}
+
+// The rows of `x` as 8-byte words [rows, row_bytes / 8]; a copy where `x` is not in order, or does not begin at a word.
+at::Tensor words_of(const at::Tensor& x, int64_t row_bytes) {
+  const int64_t words = row_bytes / 8, begin = x.storage_offset() * static_cast<int64_t>(x.element_size());
+  const bool aligned_start = begin % 8 == 0;
+  const at::Tensor in_order = dense(aligned_start ? x : x.clone(at::MemoryFormat::Contiguous));
+  if (!is_plain(x)) return in_order.view({x.size(0), -1}).view(at::kLong);
+  const int64_t start = in_order.storage_offset() * static_cast<int64_t>(x.element_size());
+  return bare_view(in_order, at::kLong, {x.size(0), words}, {words, 1}, start);
 }
 
 // Rows of host memory: one memcpy a cell, no kernel launches.
@@ -61,11 +76,8 @@ void write_on_device(const RowFormat& format, at::TensorList tensors, const at::
   }
   std::vector<at::Tensor> words;
   words.reserve(tensors.size());
-  for (size_t c = 0; c < tensors.size(); ++c) {
-    const int64_t count = tensors[c].size(0);
-    words.push_back(dense(tensors[c]).view({count, -1}).view(at::kLong));
-  }
-  at::Tensor to = rows.view(at::kLong);
+  for (size_t c = 0; c < tensors.size(); ++c) words.push_back(words_of(tensors[c], format.columns[c].bytes));
+  at::Tensor to = words_of(rows, format.row_bytes);
   at::cat_out(to, words, 1);
 }
 

@@ -26,7 +26,7 @@ struct RowFormat {
 
   std::vector<Column> columns;
   int64_t row_bytes;
-  bool gapless;  // columns touch, and all are multiples of 8 bytes
+  bool gapless;  // columns touch: each is a multiple of 16 bytes
 
   // One strided view a column of `wire` uint8 [rows, row_bytes].
   std::vector<at::Tensor> views(const at::Tensor& wire) const;

@@ -93,7 +93,7 @@ def all_gather(x: torch.Tensor, max_local_size: int, group: Group, pad_value: fl
     if max_local_size == 0:
         return x.new_empty((0, *x.shape[1:]))
     if group.world_size == 1:
-        return padded.clone() if padded is x else padded
+        return padded.clone(memory_format=torch.contiguous_format) if padded is x else padded
     if x.dtype in _WIRE_DTYPES:
         return group.all_gather(padded, 0)
     # A dim of size 1 may have any stride in a tensor that calls itself contiguous, and view() would refuse it.
