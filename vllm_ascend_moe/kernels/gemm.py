@@ -24,7 +24,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from vllm_ascend_moe.kernels.schedule import list_tiles, locate, place
+from vllm_ascend_moe.kernels.schedule import load_counts, locate, place, running_total, total_tiles
 from vllm_ascend_moe.kernels.tile import compute_tile
 
 # The narrowest tile a matrix unit takes.
@@ -35,10 +35,10 @@ _NARROW = tl.constexpr(16)
 # fmt: off
 @triton.jit
 def _walk(
-    begin, end, base, counts, ends, counts_ptr, num_experts, capacity, n_tiles, a, b, c, starts, a_scale, b_scale,
-    bias, N, K, a_pitch, stride_ae, stride_am, stride_be, stride_bp, stride_bn, stride_ce, stride_cm, stride_se,
-    stride_vp, stride_vn, LEAST: tl.constexpr, MOST: tl.constexpr, E_BLOCK: tl.constexpr, SCAN: tl.constexpr,
-    SPLIT: tl.constexpr, GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    begin, end, base, counts, counts_ptr, num_experts, capacity, n_tiles, a, b, c, starts, a_scale, b_scale, bias, N,
+    K, a_pitch, stride_ae, stride_am, stride_be, stride_bp, stride_bn, stride_ce, stride_cm, stride_se, stride_vp,
+    stride_vn, LEAST: tl.constexpr, MOST: tl.constexpr, E_BLOCK: tl.constexpr, SCAN: tl.constexpr,
+    SPLIT: tl.constexpr, FLATTEN: tl.constexpr, GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, FEW: tl.constexpr, STAGES: tl.constexpr, PARTS: tl.constexpr, ACTIVATION: tl.constexpr,
     ACC: tl.constexpr, IMPRECISE: tl.constexpr, TMA: tl.constexpr, WIDEN: tl.constexpr,
 ):
@@ -46,31 +46,48 @@ def _walk(
 
     index: of a tile, or of one of its SPLIT column slices; base: the number of the pass's first tile.
     """
-    for index in range(begin, end, tl.num_programs(0)):
-        expert, local, count = locate(
-            base + index // SPLIT,
-            counts, ends, counts_ptr, num_experts, capacity, n_tiles, BLOCK_M, LEAST, MOST, E_BLOCK, SCAN,
-        )
-        m, n = place(local, tl.cdiv(count, BLOCK_M), n_tiles, GROUP_M)
-        compute_tile(
-            expert, count,
-            m * BLOCK_M,
-            (n * SPLIT + index % SPLIT) * BLOCK_N,
-            a, b, c, starts, a_scale, b_scale, bias, N, K, a_pitch, stride_ae, stride_am, stride_be, stride_bp,
-            stride_bn, stride_ce, stride_cm, stride_se, stride_vp, stride_vn, BLOCK_M, BLOCK_N, BLOCK_K, FEW,
-            STAGES, PARTS, ACTIVATION, ACC, IMPRECISE, TMA, WIDEN,
-        )
+    ends = running_total(counts, capacity, n_tiles, BLOCK_M, LEAST, MOST, SCAN)
+    if FLATTEN:
+        # One loop over tiles and K together: the next tile's loads start while this one's results are stored.
+        for index in tl.range(begin, end, tl.num_programs(0), flatten=True):
+            expert, local, count = locate(
+                base + index // SPLIT,
+                counts, ends, counts_ptr, num_experts, capacity, n_tiles, BLOCK_M, LEAST, MOST, E_BLOCK, SCAN,
+            )
+            m, n = place(local, tl.cdiv(count, BLOCK_M), n_tiles, GROUP_M)
+            compute_tile(
+                expert, count,
+                m * BLOCK_M,
+                (n * SPLIT + index % SPLIT) * BLOCK_N,
+                a, b, c, starts, a_scale, b_scale, bias, N, K, a_pitch, stride_ae, stride_am, stride_be, stride_bp,
+                stride_bn, stride_ce, stride_cm, stride_se, stride_vp, stride_vn, BLOCK_M, BLOCK_N, BLOCK_K, FEW,
+                STAGES, PARTS, ACTIVATION, ACC, IMPRECISE, TMA, WIDEN,
+            )
+    else:
+        for index in range(begin, end, tl.num_programs(0)):
+            expert, local, count = locate(
+                base + index // SPLIT,
+                counts, ends, counts_ptr, num_experts, capacity, n_tiles, BLOCK_M, LEAST, MOST, E_BLOCK, SCAN,
+            )
+            m, n = place(local, tl.cdiv(count, BLOCK_M), n_tiles, GROUP_M)
+            compute_tile(
+                expert, count,
+                m * BLOCK_M,
+                (n * SPLIT + index % SPLIT) * BLOCK_N,
+                a, b, c, starts, a_scale, b_scale, bias, N, K, a_pitch, stride_ae, stride_am, stride_be, stride_bp,
+                stride_bn, stride_ce, stride_cm, stride_se, stride_vp, stride_vn, BLOCK_M, BLOCK_N, BLOCK_K, FEW,
+                STAGES, PARTS, ACTIVATION, ACC, IMPRECISE, TMA, WIDEN,
+            )
 
 
 @triton.jit
 def expert_gemm_kernel(
-    a, b, c, a_few, b_half, b_few, counts_ptr, starts, a_scale, b_scale, bias, num_experts, capacity, N, K,
-    a_pitch, stride_ae, stride_am, stride_be, stride_bp, stride_bn, stride_ce, stride_cm, stride_se, stride_vp,
-    stride_vn, E_BLOCK: tl.constexpr, SCAN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, STAGES: tl.constexpr, HALVES: tl.constexpr,
-    FEW_M: tl.constexpr, FEW_N: tl.constexpr, FEW_K: tl.constexpr,
-    FEW_STAGES: tl.constexpr, NARROW_STAGES: tl.constexpr, PARTS: tl.constexpr, ACTIVATION: tl.constexpr,
-    ACC: tl.constexpr, IMPRECISE: tl.constexpr, TMA: tl.constexpr, WIDEN: tl.constexpr,
+    a, b, c, a_few, b_half, b_few, counts_ptr, starts, a_scale, b_scale, bias, num_experts, capacity, N, K, a_pitch,
+    stride_ae, stride_am, stride_be, stride_bp, stride_bn, stride_ce, stride_cm, stride_se, stride_vp, stride_vn,
+    E_BLOCK: tl.constexpr, SCAN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr, STAGES: tl.constexpr, HALVES: tl.constexpr, FEW_M: tl.constexpr, FEW_N: tl.constexpr,
+    FEW_K: tl.constexpr, FEW_STAGES: tl.constexpr, NARROW_STAGES: tl.constexpr, PARTS: tl.constexpr,
+    ACTIVATION: tl.constexpr, ACC: tl.constexpr, IMPRECISE: tl.constexpr, TMA: tl.constexpr, WIDEN: tl.constexpr,
 ):
     """See the module docstring. With TMA a, b, b_half and b_few are descriptors, else all are pointers.
 
@@ -80,57 +97,64 @@ def expert_gemm_kernel(
     programs = tl.num_programs(0)
     least: tl.constexpr = BLOCK_M if FEW_M > 0 else 1
     n_tiles = tl.cdiv(N, BLOCK_N)
-    counts, ends, total = list_tiles(counts_ptr, num_experts, capacity, n_tiles, BLOCK_M, least, -1, E_BLOCK, SCAN)
+    counts = load_counts(counts_ptr, num_experts, E_BLOCK, SCAN)
+    total = total_tiles(counts, counts_ptr, num_experts, capacity, n_tiles, BLOCK_M, least, -1, SCAN)
     whole = total
     if HALVES:
         # A last round that keeps at most half of the programs busy is over sooner in half tiles.
         rest = total % programs
         whole = tl.where(rest * 2 <= programs, total - rest, total)
-    _walk(
-        pid, whole, 0, counts, ends, counts_ptr, num_experts, capacity, n_tiles, a, b, c, starts, a_scale, b_scale,
-        bias, N, K, a_pitch, stride_ae, stride_am, stride_be, stride_bp, stride_bn, stride_ce, stride_cm, stride_se,
-        stride_vp, stride_vn, least, -1, E_BLOCK, SCAN, 1, GROUP_M, BLOCK_M, BLOCK_N, BLOCK_K, False, STAGES, PARTS,
-        ACTIVATION, ACC, IMPRECISE, TMA, WIDEN,
-    )
-    if HALVES:
-        used = (total - whole) * 2
+    if pid < whole:
         _walk(
-            pid, used, whole, counts, ends, counts_ptr, num_experts, capacity, n_tiles, a, b_half, c, starts, a_scale,
-            b_scale, bias, N, K, a_pitch, stride_ae, stride_am, stride_be, stride_bp, stride_bn, stride_ce, stride_cm,
-            stride_se, stride_vp, stride_vn, least, -1, E_BLOCK, SCAN, 2, GROUP_M, BLOCK_M, BLOCK_N // 2, BLOCK_K,
+            pid, whole, 0, counts, counts_ptr, num_experts, capacity, n_tiles, a, b, c, starts, a_scale, b_scale,
+            bias, N, K, a_pitch, stride_ae, stride_am, stride_be, stride_bp, stride_bn, stride_ce, stride_cm,
+            stride_se, stride_vp, stride_vn, least, -1, E_BLOCK, SCAN, 1, TMA, GROUP_M, BLOCK_M, BLOCK_N, BLOCK_K,
             False, STAGES, PARTS, ACTIVATION, ACC, IMPRECISE, TMA, WIDEN,
         )
-        total = tl.where(used > 0, used, total)
+    used = total - whole
+    if HALVES:
+        used *= 2
+        if pid < used:
+            _walk(
+                pid, used, whole, counts, counts_ptr, num_experts, capacity, n_tiles, a, b_half, c, starts, a_scale,
+                b_scale, bias, N, K, a_pitch, stride_ae, stride_am, stride_be, stride_bp, stride_bn, stride_ce,
+                stride_cm, stride_se, stride_vp, stride_vn, least, -1, E_BLOCK, SCAN, 2, False, GROUP_M, BLOCK_M,
+                BLOCK_N // 2, BLOCK_K, False, STAGES, PARTS, ACTIVATION, ACC, IMPRECISE, TMA, WIDEN,
+            )
     if FEW_M > 0:
-        n_tiles = tl.cdiv(N, FEW_N)
+        few_tiles = tl.cdiv(N, FEW_N)
+        under = total_tiles(
+            counts, counts_ptr, num_experts, capacity, few_tiles, BLOCK_M, FEW_M + 1, BLOCK_M - 1, SCAN
+        )
+        few = total_tiles(
+            counts, counts_ptr, num_experts, capacity, few_tiles, FEW_M, _NARROW + 1, FEW_M, SCAN
+        )
+        narrow = total_tiles(
+            counts, counts_ptr, num_experts, capacity, few_tiles, _NARROW, 0, _NARROW, SCAN
+        )
         # Programs that had nothing to do in the last round of one pass begin the next.
-        turn = (pid + programs - total % programs) % programs
-        counts, ends, total = list_tiles(
-            counts_ptr, num_experts, capacity, n_tiles, BLOCK_M, FEW_M + 1, BLOCK_M - 1, E_BLOCK, SCAN
-        )
-        _walk(
-            turn, total, 0, counts, ends, counts_ptr, num_experts, capacity, n_tiles, a_few, b_few, c, starts,
-            a_scale, b_scale, bias, N, K, a_pitch, stride_ae, stride_am, stride_be, stride_bp, stride_bn, stride_ce,
-            stride_cm, stride_se, stride_vp, stride_vn, FEW_M + 1, BLOCK_M - 1, E_BLOCK, SCAN, 1, 1, BLOCK_M, FEW_N,
-            FEW_K, TMA, STAGES, PARTS, ACTIVATION, ACC, IMPRECISE, TMA, WIDEN,
-        )
-        turn = (turn + programs - total % programs) % programs
-        counts, ends, total = list_tiles(
-            counts_ptr, num_experts, capacity, n_tiles, FEW_M, _NARROW + 1, FEW_M, E_BLOCK, SCAN
-        )
-        _walk(
-            turn, total, 0, counts, ends, counts_ptr, num_experts, capacity, n_tiles, a_few, b_few, c, starts,
-            a_scale, b_scale, bias, N, K, a_pitch, stride_ae, stride_am, stride_be, stride_bp, stride_bn, stride_ce,
-            stride_cm, stride_se, stride_vp, stride_vn, _NARROW + 1, FEW_M, E_BLOCK, SCAN, 1, 1, FEW_M, FEW_N, FEW_K,
-            TMA, FEW_STAGES, PARTS, ACTIVATION, ACC, IMPRECISE, TMA, WIDEN,
-        )
-        turn = (turn + programs - total % programs) % programs
-        counts, ends, total = list_tiles(
-            counts_ptr, num_experts, capacity, n_tiles, _NARROW, 0, _NARROW, E_BLOCK, SCAN
-        )
-        _walk(
-            turn, total, 0, counts, ends, counts_ptr, num_experts, capacity, n_tiles, a_few, b_few, c, starts,
-            a_scale, b_scale, bias, N, K, a_pitch, stride_ae, stride_am, stride_be, stride_bp, stride_bn, stride_ce,
-            stride_cm, stride_se, stride_vp, stride_vn, 0, _NARROW, E_BLOCK, SCAN, 1, 1, _NARROW, FEW_N, FEW_K, TMA,
-            NARROW_STAGES, PARTS, ACTIVATION, ACC, IMPRECISE, TMA, WIDEN,
-        )
+        busy = tl.where(used > 0, used, total)
+        turn = (pid + programs - busy % programs) % programs
+        if turn < under:
+            _walk(
+                turn, under, 0, counts, counts_ptr, num_experts, capacity, few_tiles, a_few, b_few, c, starts,
+                a_scale, b_scale, bias, N, K, a_pitch, stride_ae, stride_am, stride_be, stride_bp, stride_bn,
+                stride_ce, stride_cm, stride_se, stride_vp, stride_vn, FEW_M + 1, BLOCK_M - 1, E_BLOCK, SCAN, 1,
+                False, 1, BLOCK_M, FEW_N, FEW_K, TMA, STAGES, PARTS, ACTIVATION, ACC, IMPRECISE, TMA, WIDEN,
+            )
+        turn = (turn + programs - under % programs) % programs
+        if turn < few:
+            _walk(
+                turn, few, 0, counts, counts_ptr, num_experts, capacity, few_tiles, a_few, b_few, c, starts, a_scale,
+                b_scale, bias, N, K, a_pitch, stride_ae, stride_am, stride_be, stride_bp, stride_bn, stride_ce,
+                stride_cm, stride_se, stride_vp, stride_vn, _NARROW + 1, FEW_M, E_BLOCK, SCAN, 1, False, 1, FEW_M,
+                FEW_N, FEW_K, TMA, FEW_STAGES, PARTS, ACTIVATION, ACC, IMPRECISE, TMA, WIDEN,
+            )
+        turn = (turn + programs - few % programs) % programs
+        if turn < narrow:
+            _walk(
+                turn, narrow, 0, counts, counts_ptr, num_experts, capacity, few_tiles, a_few, b_few, c, starts,
+                a_scale, b_scale, bias, N, K, a_pitch, stride_ae, stride_am, stride_be, stride_bp, stride_bn,
+                stride_ce, stride_cm, stride_se, stride_vp, stride_vn, 0, _NARROW, E_BLOCK, SCAN, 1, False, 1,
+                _NARROW, FEW_N, FEW_K, TMA, NARROW_STAGES, PARTS, ACTIVATION, ACC, IMPRECISE, TMA, WIDEN,
+            )

@@ -15,7 +15,7 @@ import triton.language as tl
 from vllm_ascend_moe.errors import ShapeError, UnsupportedError
 from vllm_ascend_moe.kernels.activation import gated, pointwise
 from vllm_ascend_moe.kernels.operands import activation_form
-from vllm_ascend_moe.kernels.schedule import list_tiles, locate
+from vllm_ascend_moe.kernels.schedule import load_counts, locate, running_total, total_tiles
 from vllm_ascend_moe.kernels.targets import processors, target_of
 from vllm_ascend_moe.kernels.tiles import row_tiles_for
 
@@ -46,7 +46,9 @@ def activate_kernel(
     x: [E_l, rows, PARTS * N] or ragged; out: [E_l, rows, N]; scale: fp32 [E_l, rows]. Rows past the count stay.
     """
     pid = tl.program_id(0)
-    counts, ends, total = list_tiles(counts_ptr, num_experts, capacity, 1, ROWS, 0, -1, E_BLOCK, SCAN)
+    counts = load_counts(counts_ptr, num_experts, E_BLOCK, SCAN)
+    total = total_tiles(counts, counts_ptr, num_experts, capacity, 1, ROWS, 0, -1, SCAN)
+    ends = running_total(counts, capacity, 1, ROWS, 0, -1, SCAN)
     rows = tl.arange(0, ROWS)
     columns = tl.arange(0, COLUMNS)
     for tile in range(pid, total, tl.num_programs(0)):

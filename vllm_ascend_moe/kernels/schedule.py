@@ -31,25 +31,42 @@ def _of_this_pass(counts, capacity, LEAST: tl.constexpr, MOST: tl.constexpr):
 
 
 @triton.jit
-def list_tiles(
-    counts_ptr, num_experts, capacity, n_tiles, BLOCK_M: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr,
-    E_BLOCK: tl.constexpr, SCAN: tl.constexpr,
+def load_counts(counts_ptr, num_experts, E_BLOCK: tl.constexpr, SCAN: tl.constexpr):
+    """int32 [E_BLOCK]; with SCAN a placeholder."""
+    if SCAN:
+        counts = 0
+    else:
+        lanes = tl.arange(0, E_BLOCK)
+        counts = tl.load(counts_ptr + lanes, mask=lanes < num_experts, other=0)
+    return counts
+
+
+@triton.jit
+def total_tiles(
+    counts, counts_ptr, num_experts, capacity, n_tiles, BLOCK_M: tl.constexpr, LEAST: tl.constexpr,
+    MOST: tl.constexpr, SCAN: tl.constexpr,
 ):
-    """(counts, ends, total): int32 [E_BLOCK] each (placeholders with SCAN), and the number of tiles of a pass."""
+    """How many tiles a pass has."""
     if SCAN:
         total = 0
         for expert in range(0, num_experts):
             count = _of_this_pass(tl.load(counts_ptr + expert), capacity, LEAST, MOST)
             total += tl.cdiv(count, BLOCK_M) * n_tiles
-        counts = total
-        ends = total
     else:
-        lanes = tl.arange(0, E_BLOCK)
-        counts = tl.load(counts_ptr + lanes, mask=lanes < num_experts, other=0)
-        counts = _of_this_pass(counts, capacity, LEAST, MOST)
-        ends = tl.cumsum(tl.cdiv(counts, BLOCK_M) * n_tiles, 0)
-        total = tl.max(ends, 0)
-    return counts, ends, total
+        total = tl.sum(tl.cdiv(_of_this_pass(counts, capacity, LEAST, MOST), BLOCK_M), 0) * n_tiles
+    return total
+
+
+@triton.jit
+def running_total(
+    counts, capacity, n_tiles, BLOCK_M: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr, SCAN: tl.constexpr
+):
+    """ends, int32 [E_BLOCK]; with SCAN a placeholder."""
+    if SCAN:
+        ends = 0
+    else:
+        ends = tl.cumsum(tl.cdiv(_of_this_pass(counts, capacity, LEAST, MOST), BLOCK_M), 0) * n_tiles
+    return ends
 
 
 @triton.jit
@@ -60,7 +77,7 @@ def locate(
     """The expert of a tile, the tile's number within that expert, and the expert's row count.
 
     Args:
-        tile: scalar, 0 to total - 1; counts, ends: from list_tiles, called with the same arguments.
+        tile: scalar, 0 to total_tiles - 1; counts: from load_counts; ends: from running_total.
     """
     if SCAN:
         expert = 0
@@ -76,11 +93,10 @@ def locate(
             count = tl.where(here, rows, count)
             first = end
     else:
-        lanes = tl.arange(0, E_BLOCK)
         passed = ends <= tile
         expert = tl.sum(passed.to(tl.int32), 0)
         local = tile - tl.max(tl.where(passed, ends, 0), 0)
-        count = tl.sum(tl.where(lanes == expert, counts, 0), 0)
+        count = tl.minimum(tl.sum(tl.where(tl.arange(0, E_BLOCK) == expert, counts, 0), 0), capacity)
     return expert, local, count
 
 

@@ -59,8 +59,8 @@ _HOPPER_16BIT = GemmTiles(
     few_m=64,
     few_n=128,
     few_k=64,
-    few_stages=4,
-    narrow_stages=6,
+    few_stages=3,
+    narrow_stages=4,
     tma=True,
 )
 # One program with the largest tile: faster where most experts have many rows.

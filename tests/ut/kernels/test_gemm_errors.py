@@ -1,0 +1,72 @@
+"""What expert_gemm refuses, and that the error names the field."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from vllm_ascend_moe.errors import AscendMoEError, InvalidValueError, ShapeError, UnsupportedError
+from vllm_ascend_moe.kernels.launch import expert_gemm
+from vllm_ascend_moe.kernels.targets import target_of
+from vllm_ascend_moe.kernels.tiles import TILE_TABLE, tiles_for, without_tma
+
+A, W, COUNTS = torch.randn(2, 4, 16), torch.randn(2, 8, 16), torch.tensor([4, 1], dtype=torch.int32)
+
+WRONG = {
+    "a": {"a": torch.randn(2, 4, 17)},
+    "a.dtype": {"a": A.half()},
+    "a.stride(-1)": {"a": torch.randn(2, 4, 32)[:, :, ::2]},
+    "w": {"w": W[0]},
+    "w.stride(2)": {"w": torch.randn(2, 8, 32)[:, :, ::2]},
+    "w.shape[1]": {"w": torch.randn(2, 7, 16), "activation": "silu"},
+    "counts": {"counts": COUNTS.long()},
+    "starts": {"a": A[0], "starts": COUNTS[:1]},
+    "a_scale": {"a_scale": torch.ones(2, 3)},
+    "w_scale": {"w_scale": torch.ones(2, 16)[:, ::2]},
+    "bias": {"bias": torch.ones(2, 8).int()},
+    "out": {"out": torch.empty(2, 4, 9)},
+    "out.stride(-1)": {"out": torch.empty(2, 4, 16)[:, :, ::2]},
+    "device": {"counts": torch.empty(2, dtype=torch.int32, device="meta")},
+}
+
+
+@pytest.mark.parametrize("field", WRONG)
+def test_wrong_operands_are_refused_by_name(field):
+    with pytest.raises(ShapeError) as caught:
+        expert_gemm(**{"a": A, "w": W, "counts": COUNTS, **WRONG[field]})
+    assert caught.value.field == field
+    assert caught.value.action
+
+
+def test_an_unknown_activation_is_refused():
+    with pytest.raises(InvalidValueError, match="swish"):
+        expert_gemm(A, W, COUNTS, activation="swish")
+
+
+def test_a_device_without_triton_is_refused():
+    with pytest.raises(UnsupportedError, match="CUDA and NPU"):
+        target_of(torch.device("meta"))
+    assert issubclass(UnsupportedError, AscendMoEError)
+
+
+@pytest.mark.parametrize(("target", "itemsize"), TILE_TABLE)
+def test_tiles_of_the_table_are_consistent(target, itemsize):
+    tiles = TILE_TABLE[target, itemsize]
+    for size in (tiles.block_m, tiles.block_n, tiles.block_k):
+        assert size >= 16
+        assert size & (size - 1) == 0
+    if tiles.tma:  # a tile through a descriptor must be full, so that fewer rows need tiles of their own
+        assert 16 < tiles.few_m <= tiles.block_m
+    if target == "hopper":  # 227 KiB of shared memory a multiprocessor, less what Triton needs for barriers
+        steps = [(tiles.stages, tiles.block_m + tiles.block_n, tiles.block_k)]
+        if tiles.few_m:
+            steps += [(tiles.few_stages, tiles.few_m + tiles.few_n, tiles.few_k)]
+            steps += [(tiles.narrow_stages, 16 + tiles.few_n, tiles.few_k)]
+        assert max(s * rows * k * itemsize for s, rows, k in steps) * tiles.programs < 225 * 1024
+
+
+def test_the_hint_changes_tiles_only_where_a_row_exists():
+    assert tiles_for("hopper", torch.bfloat16, 4096) != tiles_for("hopper", torch.bfloat16)
+    assert tiles_for("hopper", torch.bfloat16, 1) == tiles_for("hopper", torch.bfloat16)
+    assert tiles_for("ascend", torch.bfloat16, 4096) == tiles_for("ascend", torch.bfloat16)
+    assert not without_tma("hopper", torch.bfloat16).tma
