@@ -206,6 +206,14 @@ def test_inputs_that_do_not_fit_are_named_before_any_collective(name, value, err
     assert entered == []
 
 
+@pytest.mark.parametrize("shape", [(3,), (3, 2, 1)], ids=["1-D", "3-D"])
+def test_ids_and_weights_that_agree_but_are_not_2_d_are_refused(shape):
+    given = inputs(TokenLayout.of([3], 0))
+    given |= {"topk_ids": torch.zeros(shape, dtype=torch.int32), "topk_weights": torch.ones(shape)}
+    with pytest.raises(ShapeError, match=r"\[3, K\]"):
+        run_ranks(1, lambda rank, group: PaddedAllGather(group).dispatch(**given))
+
+
 def test_a_dtype_error_is_a_type_error():
     given = inputs(TokenLayout.of([3], 0)) | {"topk_ids": torch.zeros(3, 2)}
     with pytest.raises(TypeError):

@@ -76,7 +76,7 @@ def test_an_unknown_activation_is_named_with_the_known_ones(name):
 # -- ids and maps ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
 @pytest.mark.parametrize("with_map", [True, False], ids=["map", "no map"])
 def test_local_slots(dtype, with_map):
     """V #46408, #48371: -1 must not wrap round to the last expert, which is local here."""
