@@ -87,7 +87,7 @@ def capture(calls: list[Callable[[], object]], least_us: float = 300.0) -> tuple
     return graph, repeats * len(calls)
 
 
-def compare(contenders: dict[str, list[Callable[[], object]]], rounds: int = 15) -> dict[str, float]:
+def compare(contenders: dict[str, list[Callable[[], object]]], rounds: int = 11) -> dict[str, float]:
     """Median microseconds of one call of each contender; rounds take the contenders in turn."""
     graphs = {name: capture(calls) for name, calls in contenders.items()}
     start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -108,7 +108,7 @@ def ceilings() -> dict[str, float]:
     a, b = (torch.randn(8192, 8192, device=DEVICE, dtype=DTYPE) for _ in range(2))
     source = torch.randn(2**30, device=DEVICE)
     target = torch.empty_like(source)
-    times = compare({"dense": [lambda: a @ b], "copy": [lambda: target.copy_(source)]}, rounds=9)
+    times = compare({"dense": [lambda: a @ b], "copy": [lambda: torch.mul(source, 1.0, out=target)]}, rounds=9)
     return {
         "dense_tflops": 2 * 8192**3 / times["dense"] / 1e6,
         "copy_gb_per_s": 2 * source.numel() * 4 / times["copy"] / 1e3,
@@ -130,13 +130,22 @@ def counts_of(experts: int, rows: int, skew: str, capacity: int) -> list[int]:
 def load_vllm_kernel(path: Path) -> Callable[..., None]:
     """``invoke_moe_batched_triton_kernel`` of vLLM's file, its other vLLM imports replaced by empty stand-ins."""
 
-    class Stub(ModuleType):
-        __path__: list[str] = []
+    real = {
+        "tl": tl,
+        "triton": triton,
+        "use_tensor_descriptor": lambda: False,
+        "normalize_batched_scales_shape": lambda scale, experts: scale,
+    }
 
+    class Stub(ModuleType):
         def __getattr__(self, name: str) -> Any:
+            if name == "__path__":
+                return []
+            if f"{self.__name__}.{name}" in sys.modules:
+                return sys.modules[f"{self.__name__}.{name}"]
             if name.startswith("__"):
                 raise AttributeError(name)
-            return {"tl": tl, "triton": triton, "use_tensor_descriptor": lambda: False}.get(name) or type(name, (), {})
+            return real.get(name) or type(name, (), {})
 
     source = path.read_text()
     names = {line.split()[1] for line in source.splitlines() if line.startswith(("from vllm", "import vllm"))}
@@ -145,7 +154,8 @@ def load_vllm_kernel(path: Path) -> Callable[..., None]:
     sys.modules.update({name: Stub(name) for name in added})
     try:
         spec = importlib.util.spec_from_file_location("vllm_batched_kernel", path)
-        assert spec is not None and spec.loader is not None
+        assert spec is not None
+        assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module
         spec.loader.exec_module(module)
@@ -244,7 +254,7 @@ def mlp_contenders(
 ) -> dict[str, list[Callable[[], object]]]:
     """The whole expert MLP: two launches of ours; bmm, silu_and_mul (a fused kernel) and bmm; grouped likewise."""
     on_device = torch.tensor(counts, dtype=torch.int32, device=DEVICE)
-    experts, capacity, hidden = a.shape
+    experts, capacity, _ = a.shape
     middle = torch.empty(experts, capacity, sets[0][1].shape[2], device=DEVICE, dtype=DTYPE)
     out = torch.empty_like(a)
 

@@ -12,7 +12,15 @@ from vllm_ascend_moe.experts.triton_mlp import expert_mlp_rows
 
 
 class TritonBatchedExperts:
-    """Experts of the batched format: time follows the real rows, not the capacity, and the host never waits."""
+    """Experts of the batched format: time follows the real rows, not the capacity, and the host never waits.
+
+    Args:
+        expected_rows: about how many rows an expert will have, where the caller knows (tokens * top-k / experts). Only
+            speed depends on it.
+    """
+
+    def __init__(self, expected_rows: int | None = None) -> None:
+        self.expected_rows = expected_rows
 
     def apply_batched(
         self,
@@ -30,4 +38,12 @@ class TritonBatchedExperts:
             ShapeError: shapes, strides or dtypes that do not fit. InvalidValueError: an unknown activation.
             UnsupportedError: a device Triton does not run on.
         """
-        return expert_mlp_rows(hidden, expert_num_tokens, weights, activation=activation, scales=scales, out=out)
+        return expert_mlp_rows(
+            hidden,
+            expert_num_tokens,
+            weights,
+            activation=activation,
+            scales=scales,
+            expected_rows=self.expected_rows,
+            out=out,
+        )

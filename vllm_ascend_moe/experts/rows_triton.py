@@ -36,7 +36,12 @@ class TritonRowsExperts:
         """
         plan = plan_permutation(topk_ids, weights.w13.shape[0], expert_map)
         rows, _ = permute_rows(hidden, plan)
-        y = expert_mlp_rows(rows, plan.counts, weights, starts=plan.starts, activation=activation)
+        # Choices spread over all experts, of which these are a part.
+        experts = weights.w13.shape[0] if expert_map is None else expert_map.numel()
+        expected = topk_ids.numel() // max(experts, 1)
+        y = expert_mlp_rows(
+            rows, plan.counts, weights, starts=plan.starts, activation=activation, expected_rows=expected
+        )
         factors = None if apply_router_weight_on_input else topk_weights.to(torch.float32)
         if out is None:
             out = torch.empty_like(hidden, memory_format=torch.contiguous_format)

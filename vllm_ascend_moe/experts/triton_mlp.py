@@ -20,6 +20,7 @@ def expert_mlp_rows(
     starts: torch.Tensor | None = None,
     activation: str = "silu",
     scales: torch.Tensor | None = None,
+    expected_rows: int | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """``activation(x @ w13^T + b13) @ w2^T + b2`` for every expert's own rows. Rows past the counts stay untouched.
@@ -30,6 +31,7 @@ def expert_mlp_rows(
         weights: floating, or ScaledExpertWeights: then rows are quantised too, each with its own scale.
         activation: a name of ``experts.activation.ACTIVATIONS``.
         scales: fp32 [E_l, rows] or [total].
+        expected_rows: about how many rows an expert will have, where the host knows; only speed depends on it.
         out: same shape as hidden, floating; None: a new tensor.
 
     Returns:
@@ -59,6 +61,7 @@ def expert_mlp_rows(
         w_scale=None if scaled is None else scaled.w13_scale,
         bias=weights.w13_bias,
         out_dtype=dtype,
+        expected_rows=expected_rows,
     )
     middle_scale = None
     if scaled is not None:
@@ -75,6 +78,7 @@ def expert_mlp_rows(
         bias=weights.w2_bias,
         out=out,
         out_dtype=dtype,
+        expected_rows=expected_rows,
     )
 
 

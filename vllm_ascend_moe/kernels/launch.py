@@ -71,7 +71,7 @@ def expert_gemm(
         return out
     target = target_of(a.device)
     if tiles is None:
-        tiles = tiles_for(target, w.dtype, expected_rows)
+        tiles = tiles_for(target, w.dtype, w.shape[0] * w.shape[1], processors(a.device), expected_rows)
         if tiles.tma and not describable(a, w, operands):
             tiles = without_tma(target, w.dtype)
     _launch(a, w, out, counts, starts, a_scale, w_scale, bias, form, operands, tiles)

@@ -67,6 +67,10 @@ _HOPPER_16BIT = GemmTiles(
 _HOPPER_16BIT_MANY = replace(
     _HOPPER_16BIT, block_n=256, stages=4, warps=8, programs=1, halves=True, few_stages=6, narrow_stages=8
 )
+# Half as wide: all experts' weights together have too few rows to give every multiprocessor a tile otherwise.
+_HOPPER_16BIT_NARROW = replace(
+    _HOPPER_16BIT, block_n=64, stages=4, programs=1, few_n=64, few_k=128, few_stages=4, narrow_stages=6
+)
 _HOPPER_8BIT = replace(_HOPPER_16BIT, block_k=128, few_k=128)
 _POINTERS_16BIT = GemmTiles(block_m=64, block_n=128, block_k=64, stages=3, group_m=8, programs=2)
 _POINTERS_8BIT = replace(_POINTERS_16BIT, block_k=128)
@@ -79,8 +83,14 @@ _ASCEND_32BIT = replace(_ASCEND_16BIT, block_n=128, block_k=32)
 _INTERPRETER = GemmTiles(block_m=64, block_n=32, block_k=32, group_m=2, halves=True, few_m=32, few_n=32, few_k=32)
 
 # From so many rows per expert on, the tiles for many rows are the faster ones.
-_MANY_ROWS = 96
+_MANY_ROWS = 128
 
+# The rows for 16-bit weights on Hopper; TILE_TABLE holds the general one.
+HOPPER_16BIT: dict[str, GemmTiles] = {
+    "any_rows": _HOPPER_16BIT,
+    "many_rows": _HOPPER_16BIT_MANY,
+    "few_weights": _HOPPER_16BIT_NARROW,
+}
 # (target, bytes of a weight element) -> tiles
 TILE_TABLE: dict[tuple[str, int], GemmTiles] = {
     ("hopper", 1): _HOPPER_8BIT,
@@ -98,15 +108,22 @@ TILE_TABLE: dict[tuple[str, int], GemmTiles] = {
 }
 
 
-def tiles_for(target: str, dtype: torch.dtype, expected_rows: int | None = None) -> GemmTiles:
+def tiles_for(
+    target: str, dtype: torch.dtype, weight_rows: int, programs: int, expected_rows: int | None = None
+) -> GemmTiles:
     """The tiles for weights of ``dtype`` on a target ("hopper", "cuda", "ascend" or "interpreter").
 
     Args:
+        weight_rows: of all experts here, E_l * N (2N for a gated GEMM).
+        programs: multiprocessors.
         expected_rows: about how many rows an expert will have, where the host knows it. Only speed depends on it.
     """
-    if target == "hopper" and dtype.itemsize == 2 and expected_rows is not None and expected_rows >= _MANY_ROWS:
+    tiles = TILE_TABLE[target, dtype.itemsize]
+    if tiles is not _HOPPER_16BIT:
+        return tiles
+    if expected_rows is not None and expected_rows >= _MANY_ROWS:
         return _HOPPER_16BIT_MANY
-    return TILE_TABLE[target, dtype.itemsize]
+    return _HOPPER_16BIT_NARROW if weight_rows < tiles.block_n * programs else tiles
 
 
 def without_tma(target: str, dtype: torch.dtype) -> GemmTiles:

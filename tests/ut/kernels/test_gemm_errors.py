@@ -8,7 +8,7 @@ import torch
 from vllm_ascend_moe.errors import AscendMoEError, InvalidValueError, ShapeError, UnsupportedError
 from vllm_ascend_moe.kernels.launch import expert_gemm
 from vllm_ascend_moe.kernels.targets import target_of
-from vllm_ascend_moe.kernels.tiles import TILE_TABLE, tiles_for, without_tma
+from vllm_ascend_moe.kernels.tiles import HOPPER_16BIT, TILE_TABLE, tiles_for, without_tma
 
 A, W, COUNTS = torch.randn(2, 4, 16), torch.randn(2, 8, 16), torch.tensor([4, 1], dtype=torch.int32)
 
@@ -49,9 +49,12 @@ def test_a_device_without_triton_is_refused():
     assert issubclass(UnsupportedError, AscendMoEError)
 
 
-@pytest.mark.parametrize(("target", "itemsize"), TILE_TABLE)
-def test_tiles_of_the_table_are_consistent(target, itemsize):
-    tiles = TILE_TABLE[target, itemsize]
+ROWS = {f"{target}-{size}": (target, size, tiles) for (target, size), tiles in TILE_TABLE.items()}
+ROWS |= {f"hopper-2-{name}": ("hopper", 2, tiles) for name, tiles in HOPPER_16BIT.items()}
+
+
+@pytest.mark.parametrize(("target", "itemsize", "tiles"), ROWS.values(), ids=ROWS)
+def test_tiles_of_the_table_are_consistent(target, itemsize, tiles):
     for size in (tiles.block_m, tiles.block_n, tiles.block_k):
         assert size >= 16
         assert size & (size - 1) == 0
@@ -65,8 +68,20 @@ def test_tiles_of_the_table_are_consistent(target, itemsize):
         assert max(s * rows * k * itemsize for s, rows, k in steps) * tiles.programs < 225 * 1024
 
 
-def test_the_hint_changes_tiles_only_where_a_row_exists():
-    assert tiles_for("hopper", torch.bfloat16, 4096) != tiles_for("hopper", torch.bfloat16)
-    assert tiles_for("hopper", torch.bfloat16, 1) == tiles_for("hopper", torch.bfloat16)
-    assert tiles_for("ascend", torch.bfloat16, 4096) == tiles_for("ascend", torch.bfloat16)
+MANY = (1 << 20, 132)  # weight rows, multiprocessors
+
+
+def test_the_hint_and_the_weights_choose_the_row_of_the_table():
+    rows = HOPPER_16BIT
+    assert tiles_for("hopper", torch.bfloat16, *MANY) == rows["any_rows"]
+    assert tiles_for("hopper", torch.bfloat16, *MANY, expected_rows=1) == rows["any_rows"]
+    assert tiles_for("hopper", torch.float16, *MANY, expected_rows=4096) == rows["many_rows"]
+    assert tiles_for("hopper", torch.bfloat16, 4 * 1536, 132) == rows["few_weights"]
+    assert tiles_for("hopper", torch.bfloat16, 4 * 1536, 132, expected_rows=64) == rows["few_weights"]
+    assert tiles_for("hopper", torch.bfloat16, 4 * 1536, 132, expected_rows=4096) == rows["many_rows"]
+
+
+def test_other_rows_take_no_hint():
+    assert tiles_for("ascend", torch.bfloat16, *MANY, expected_rows=4096) == TILE_TABLE["ascend", 2]
+    assert tiles_for("hopper", torch.int8, *MANY, expected_rows=4096) == TILE_TABLE["hopper", 1]
     assert not without_tma("hopper", torch.bfloat16).tma
