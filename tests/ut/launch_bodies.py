@@ -10,17 +10,22 @@ import torch.distributed as dist
 
 
 def sum_of_ranks(rank, world_size, offset):
-    sys.stdout.write(f"first line of {rank}\nsecond line of {rank}\n")
+    sys.stdout.write("first ")
+    sys.stdout.write(f"line of {rank}\nsecond line of {rank}\n")
     sys.stderr.write(f"fault line of {rank}\n")
     total = torch.tensor([rank + offset])
     dist.all_reduce(total)
     return rank, world_size, int(total), torch.get_num_threads()
 
 
-def one_raises_others_wait(rank, world_size):
+def one_raises_others_hang(rank, world_size):
     if rank == 1:
         raise KeyError("the token of rank 1")
-    dist.barrier()  # nobody else enters: without help, until the group's timeout
+    never_ends(rank, world_size)
+
+
+def unpicklable(rank, world_size):
+    return lambda: rank
 
 
 def all_raise(rank, world_size):

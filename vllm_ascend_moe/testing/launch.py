@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import pickle
 import socket
 import sys
 import time
@@ -86,8 +87,9 @@ def _rank_main(
             world_size=world_size,
             timeout=datetime.timedelta(seconds=timeout_s),
         )
-        value = body(rank, world_size, *args)
-        results.put((rank, None, value))
+        # As bytes: the queue would send tensors as shared memory, which is gone if this process ends before they are
+        # read; and a result that cannot be pickled is so a fault of this rank, not of the queue's thread.
+        results.put((rank, None, pickle.dumps(body(rank, world_size, *args))))
     except Exception as error:  # noqa: BLE001  every fault of the body is carried to the parent, which raises it
         results.put((rank, type(error).__name__, traceback.format_exc()))
     finally:
@@ -159,7 +161,7 @@ def _collect(world_size: int, results: Any, processes: list[Any], timeout_s: flo
                     failures[rank] = ("ProcessDied", f"the process ended with exit code {code} and without a result")
         else:
             if kind is None:
-                values[rank] = value
+                values[rank] = pickle.loads(value)
             else:
                 failures[rank] = (kind, value)
         if failures and not known:
