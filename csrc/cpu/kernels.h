@@ -24,6 +24,14 @@ enum class Activation { silu, gelu, gelu_tanh, relu2, swigluoai };
 // How the 32 columns of C become activations: one panel of gates and one of ups, interleaved, or no gate at all.
 enum class Gate { halves, interleaved, none };
 
+// Two panels to multiply with, and what to ask memory for meanwhile: one line of each of ahead0 and ahead1 a step of
+// k, `stride` bytes further at each step. Hardware prefetches within a page; this goes on to the next panel.
+struct PanelPair {
+  const void *first, *second;
+  const char *ahead0, *ahead1;
+  int64_t stride;
+};
+
 struct Kernels {
   const char* isa;
   int max_rows;
@@ -33,7 +41,7 @@ struct Kernels {
   // n of the panel's 16 rows exist (0 <= n <= 16), the rest are zero; ldw in elements.
   void (*pack_panel)(const void* w, int64_t ldw, int n, int64_t k, void* panel);
   void (*pack_rows)(const void* const* rows, int m, int64_t k, void* a);
-  void (*multiply)(int m, int64_t k, const void* a, const void* panel0, const void* panel1, float* c);
+  void (*multiply)(int m, int64_t k, const void* a, const PanelPair& panels, float* c);
   // y fp32 [m][32]; the first 16 columns are written for gated forms, all 32 for Gate::none. bias: 32 values or null.
   void (*activate)(Activation act, Gate gate, const float* c, const float* bias, int m, float* y);
   // Writes columns col .. col + width - 1 of m rows into a row block A.

@@ -1,4 +1,5 @@
-// AVX2 with FMA and F16C: vectors of eight floats, six rows by one panel in twelve accumulators.
+// AVX2 with FMA and F16C: vectors of eight floats, five rows by one panel: ten accumulators,
+// which leave the other six registers for weights and the mask that cuts bf16 pairs apart.
 #include "target.h"
 #include "types.h"
 
@@ -13,7 +14,7 @@ namespace {
 
 struct Avx2 {
   static constexpr int width = 8;
-  static constexpr int max_rows = 6;
+  static constexpr int max_rows = 5;
   static constexpr int panels = 1;
   static inline Vec<Avx2> load_half(const uint16_t* p) {
     return (Vec<Avx2>)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));

@@ -46,12 +46,15 @@ namespace ascend_moe::cpu {
 namespace {
 
 template <int M>
-void multiply_pairs(int64_t pairs, const uint32_t* a, const char* b0, const char* b1, float* c) {
+void multiply_pairs(int64_t pairs, const uint32_t* a, const PanelPair& panels, float* c) {
+  const char *b0 = static_cast<const char*>(panels.first), *b1 = static_cast<const char*>(panels.second);
+  const char *ahead0 = panels.ahead0, *ahead1 = panels.ahead1;
+  const int64_t stride = panels.stride;
   __m512 acc[M][2];
   for (int i = 0; i < M; ++i) acc[i][0] = acc[i][1] = _mm512_setzero_ps();
-  for (int64_t p = 0; p < pairs; ++p, a += M, b0 += 64, b1 += 64) {
-    __builtin_prefetch(b0 + kPrefetch);
-    __builtin_prefetch(b1 + kPrefetch);
+  for (int64_t p = 0; p < pairs; ++p, a += M, b0 += 64, b1 += 64, ahead0 += stride, ahead1 += stride) {
+    __builtin_prefetch(ahead0);
+    __builtin_prefetch(ahead1);
     const __m512bh w0 = (__m512bh)_mm512_loadu_si512(b0);
     const __m512bh w1 = (__m512bh)_mm512_loadu_si512(b1);
     for (int i = 0; i < M; ++i) {
@@ -67,12 +70,11 @@ void multiply_pairs(int64_t pairs, const uint32_t* a, const char* b0, const char
 }
 
 template <int M>
-void multiply_pair_rows(int m, int64_t k, const void* a, const void* b0, const void* b1, float* c) {
+void multiply_pair_rows(int m, int64_t k, const void* a, const PanelPair& panels, float* c) {
   if constexpr (M > 1) {
-    if (m < M) return multiply_pair_rows<M - 1>(m, k, a, b0, b1, c);
+    if (m < M) return multiply_pair_rows<M - 1>(m, k, a, panels, c);
   }
-  multiply_pairs<M>((k + 1) / 2, static_cast<const uint32_t*>(a), static_cast<const char*>(b0),
-                    static_cast<const char*>(b1), c);
+  multiply_pairs<M>((k + 1) / 2, static_cast<const uint32_t*>(a), panels, c);
 }
 
 const Kernels* pair_table() {

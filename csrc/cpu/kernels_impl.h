@@ -30,7 +30,7 @@ inline void store(float* p, Vec<V> x) {
 }
 template <class V>
 inline Vec<V> splat(float x) {
-  return Vec<V>{} + x;
+  return x - Vec<V>{};  // folds to a broadcast; adding to zero does not, since it turns -0 into 0
 }
 template <class V>
 inline Vec<V> select(IVec<V> mask, Vec<V> yes, Vec<V> no) {
@@ -288,13 +288,15 @@ struct Columns<V, Bf16> {
 };
 
 template <class V, class W, int M, int P>
-void multiply_block(int64_t k, const float* a, const char* b0, const char* b1, float* c) {
+void multiply_block(int64_t k, const float* a, const PanelPair& panels, float* c) {
   using C = Columns<V, W>;
   Vec<V> acc[M][P * C::vectors] = {};
-  const int64_t trips = (k + C::steps - 1) / C::steps;
-  for (int64_t t = 0; t < trips; ++t, b0 += C::bytes, b1 += C::bytes) {
-    __builtin_prefetch(b0 + kPrefetch);
-    if (P == 2) __builtin_prefetch(b1 + kPrefetch);
+  const char *b0 = static_cast<const char*>(panels.first), *b1 = static_cast<const char*>(panels.second);
+  const char *ahead0 = panels.ahead0, *ahead1 = panels.ahead1;
+  const int64_t trips = (k + C::steps - 1) / C::steps, stride = panels.stride;
+  for (int64_t t = 0; t < trips; ++t, b0 += C::bytes, b1 += C::bytes, ahead0 += stride, ahead1 += stride) {
+    __builtin_prefetch(ahead0);
+    if (P == 2) __builtin_prefetch(ahead1);
     for (int step = 0; step < C::steps; ++step, a += M) {
       Vec<V> w[P * C::vectors];
       for (int v = 0; v < C::vectors; ++v) {
@@ -312,16 +314,19 @@ void multiply_block(int64_t k, const float* a, const char* b0, const char* b1, f
 }
 
 template <class V, class W, int M>
-void multiply_rows(int m, int64_t k, const void* a, const void* b0, const void* b1, float* c) {
+void multiply_rows(int m, int64_t k, const void* a, const PanelPair& panels, float* c) {
   if constexpr (M > 1) {
-    if (m < M) return multiply_rows<V, W, M - 1>(m, k, a, b0, b1, c);
+    if (m < M) return multiply_rows<V, W, M - 1>(m, k, a, panels, c);
   }
   const float* rows = static_cast<const float*>(a);
-  const char* p0 = static_cast<const char*>(b0);
-  const char* p1 = static_cast<const char*>(b1);
-  if constexpr (V::panels == 2) return multiply_block<V, W, M, 2>(k, rows, p0, p1, c);
-  multiply_block<V, W, M, 1>(k, rows, p0, p0, c);
-  multiply_block<V, W, M, 1>(k, rows, p1, p1, c + kPanel);
+  // Few rows have few sums in flight: both panels in one pass hide the latency of the additions.
+  if constexpr (V::panels == 2 || 2 * M * Columns<V, W>::vectors <= 8) {
+    multiply_block<V, W, M, 2>(k, rows, panels, c);
+  } else {
+    multiply_block<V, W, M, 1>(k, rows, panels, c);
+    multiply_block<V, W, M, 1>(k, rows, {panels.second, panels.second, panels.ahead1, panels.ahead1, panels.stride},
+                               c + kPanel);
+  }
 }
 
 template <class V, class W>

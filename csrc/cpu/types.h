@@ -17,7 +17,4 @@ struct Fp16 {
   uint16_t bits;
 };
 
-// How far ahead, in bytes, weights are asked for. They stream from memory once; hardware stops at page borders.
-constexpr int64_t kPrefetch = 1024;
-
 }  // namespace ascend_moe::cpu
