@@ -8,6 +8,7 @@
     gemm        the expert GEMM over batched or ragged groups (device code)
     operands    what the GEMM accepts, strides, tensor descriptors
     launch      expert_gemm()
+    rows        the kernels of the three below (device code)
     quantize    activate_rows(): activation of a [gate; up] tensor, per-token quantisation of the result
     combine     combine(): each token's weighted sum of its expert outputs
     permute     plan_permutation(), permute_rows(): rows sorted by expert, and where each one went

@@ -1,41 +1,14 @@
-# Device code: arguments are Triton values, whose types come from the call.
-# ruff: noqa: ANN001, ANN201
-# mypy: disable-error-code="no-untyped-def"
 """Each token's weighted sum of its expert outputs: ``out[t] = sum_k weights[t, k] * y[slots[t, k]]``."""
 
 from __future__ import annotations
 
 import torch
 import triton
-import triton.language as tl
 
 from vllm_ascend_moe.errors import ShapeError
+from vllm_ascend_moe.kernels.rows import combine_kernel
 from vllm_ascend_moe.kernels.targets import processors, target_of
 from vllm_ascend_moe.kernels.tiles import row_tiles_for
-
-
-@triton.jit
-def combine_kernel(
-    y, slots, weights, out, tokens, H, stride_ym, stride_sm, stride_wm, stride_om,
-    TOPK: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """See combine(). One piece of work is a token's COLUMNS columns."""
-    chunks = tl.cdiv(H, COLUMNS)
-    lanes = tl.arange(0, COLUMNS)
-    for piece in range(tl.program_id(0), tokens * chunks, tl.num_programs(0)):
-        token = (piece // chunks).to(tl.int64)
-        column = (piece % chunks) * COLUMNS
-        mask = lanes < H - column
-        total = tl.zeros([COLUMNS], tl.float32)
-        for k in tl.static_range(TOPK):
-            slot = tl.load(slots + token * stride_sm + k)
-            # An unrouted choice is not read: what its slot holds, NaN too, cannot reach the sum.
-            row = y + tl.maximum(slot, 0).to(tl.int64) * stride_ym + column
-            value = tl.load(row + lanes, mask=lanes < tl.where(slot >= 0, H - column, 0), other=0.0).to(tl.float32)
-            if weights is not None:
-                value = value * tl.where(slot >= 0, tl.load(weights + token * stride_wm + k), 0.0)
-            total += value
-        tl.store(out + token * stride_om + column + lanes, total.to(out.dtype.element_ty), mask=mask)
 
 
 def combine(

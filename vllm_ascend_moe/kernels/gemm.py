@@ -37,10 +37,10 @@ _NARROW = tl.constexpr(16)
 def _walk(
     begin, end, base, counts, counts_ptr, num_experts, capacity, n_tiles, a, b, c, starts, a_scale, b_scale, bias, N,
     K, a_pitch, stride_ae, stride_am, stride_be, stride_bp, stride_bn, stride_ce, stride_cm, stride_se, stride_vp,
-    stride_vn, LEAST: tl.constexpr, MOST: tl.constexpr, E_BLOCK: tl.constexpr, SCAN: tl.constexpr,
+    LEAST: tl.constexpr, MOST: tl.constexpr, E_BLOCK: tl.constexpr, SCAN: tl.constexpr,
     SPLIT: tl.constexpr, FLATTEN: tl.constexpr, GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, FEW: tl.constexpr, STAGES: tl.constexpr, PARTS: tl.constexpr, ACTIVATION: tl.constexpr,
-    ACC: tl.constexpr, IMPRECISE: tl.constexpr, TMA: tl.constexpr, WIDEN: tl.constexpr,
+    BLOCK_K: tl.constexpr, FEW: tl.constexpr, STAGES: tl.constexpr, STEP: tl.constexpr, PARTS: tl.constexpr,
+    ACTIVATION: tl.constexpr, ACC: tl.constexpr, IMPRECISE: tl.constexpr, TMA: tl.constexpr, WIDEN: tl.constexpr,
 ):
     """This program's share of one pass: tiles begin, begin + programs, ... below end.
 
@@ -60,8 +60,8 @@ def _walk(
                 m * BLOCK_M,
                 (n * SPLIT + index % SPLIT) * BLOCK_N,
                 a, b, c, starts, a_scale, b_scale, bias, N, K, a_pitch, stride_ae, stride_am, stride_be, stride_bp,
-                stride_bn, stride_ce, stride_cm, stride_se, stride_vp, stride_vn, BLOCK_M, BLOCK_N, BLOCK_K, FEW,
-                STAGES, PARTS, ACTIVATION, ACC, IMPRECISE, TMA, WIDEN,
+                stride_bn, stride_ce, stride_cm, stride_se, stride_vp, BLOCK_M, BLOCK_N, BLOCK_K, FEW,
+                STAGES, STEP, PARTS, ACTIVATION, ACC, IMPRECISE, TMA, WIDEN,
             )
     else:
         for index in range(begin, end, tl.num_programs(0)):
@@ -75,19 +75,20 @@ def _walk(
                 m * BLOCK_M,
                 (n * SPLIT + index % SPLIT) * BLOCK_N,
                 a, b, c, starts, a_scale, b_scale, bias, N, K, a_pitch, stride_ae, stride_am, stride_be, stride_bp,
-                stride_bn, stride_ce, stride_cm, stride_se, stride_vp, stride_vn, BLOCK_M, BLOCK_N, BLOCK_K, FEW,
-                STAGES, PARTS, ACTIVATION, ACC, IMPRECISE, TMA, WIDEN,
+                stride_bn, stride_ce, stride_cm, stride_se, stride_vp, BLOCK_M, BLOCK_N, BLOCK_K, FEW,
+                STAGES, STEP, PARTS, ACTIVATION, ACC, IMPRECISE, TMA, WIDEN,
             )
 
 
 @triton.jit
 def expert_gemm_kernel(
     a, b, c, a_few, b_half, b_few, counts_ptr, starts, a_scale, b_scale, bias, num_experts, capacity, N, K, a_pitch,
-    stride_ae, stride_am, stride_be, stride_bp, stride_bn, stride_ce, stride_cm, stride_se, stride_vp, stride_vn,
+    stride_ae, stride_am, stride_be, stride_bp, stride_bn, stride_ce, stride_cm, stride_se, stride_vp,
     E_BLOCK: tl.constexpr, SCAN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr, STAGES: tl.constexpr, HALVES: tl.constexpr, FEW_M: tl.constexpr, FEW_N: tl.constexpr,
-    FEW_K: tl.constexpr, FEW_STAGES: tl.constexpr, NARROW_STAGES: tl.constexpr, PARTS: tl.constexpr,
-    ACTIVATION: tl.constexpr, ACC: tl.constexpr, IMPRECISE: tl.constexpr, TMA: tl.constexpr, WIDEN: tl.constexpr,
+    FEW_K: tl.constexpr, FEW_STAGES: tl.constexpr, NARROW_STAGES: tl.constexpr, STEP: tl.constexpr,
+    PARTS: tl.constexpr, ACTIVATION: tl.constexpr, ACC: tl.constexpr, IMPRECISE: tl.constexpr, TMA: tl.constexpr,
+    WIDEN: tl.constexpr,
 ):
     """See the module docstring. With TMA a, b, b_half and b_few are descriptors, else all are pointers.
 
@@ -108,8 +109,8 @@ def expert_gemm_kernel(
         _walk(
             pid, whole, 0, counts, counts_ptr, num_experts, capacity, n_tiles, a, b, c, starts, a_scale, b_scale,
             bias, N, K, a_pitch, stride_ae, stride_am, stride_be, stride_bp, stride_bn, stride_ce, stride_cm,
-            stride_se, stride_vp, stride_vn, least, -1, E_BLOCK, SCAN, 1, TMA, GROUP_M, BLOCK_M, BLOCK_N, BLOCK_K,
-            False, STAGES, PARTS, ACTIVATION, ACC, IMPRECISE, TMA, WIDEN,
+            stride_se, stride_vp, least, -1, E_BLOCK, SCAN, 1, TMA, GROUP_M, BLOCK_M, BLOCK_N, BLOCK_K,
+            False, STAGES, STEP, PARTS, ACTIVATION, ACC, IMPRECISE, TMA, WIDEN,
         )
     used = total - whole
     if HALVES:
@@ -118,8 +119,8 @@ def expert_gemm_kernel(
             _walk(
                 pid, used, whole, counts, counts_ptr, num_experts, capacity, n_tiles, a, b_half, c, starts, a_scale,
                 b_scale, bias, N, K, a_pitch, stride_ae, stride_am, stride_be, stride_bp, stride_bn, stride_ce,
-                stride_cm, stride_se, stride_vp, stride_vn, least, -1, E_BLOCK, SCAN, 2, False, GROUP_M, BLOCK_M,
-                BLOCK_N // 2, BLOCK_K, False, STAGES, PARTS, ACTIVATION, ACC, IMPRECISE, TMA, WIDEN,
+                stride_cm, stride_se, stride_vp, least, -1, E_BLOCK, SCAN, 2, False, GROUP_M, BLOCK_M,
+                BLOCK_N // 2, BLOCK_K, False, STAGES, STEP, PARTS, ACTIVATION, ACC, IMPRECISE, TMA, WIDEN,
             )
     if FEW_M > 0:
         few_tiles = tl.cdiv(N, FEW_N)
@@ -139,22 +140,22 @@ def expert_gemm_kernel(
             _walk(
                 turn, under, 0, counts, counts_ptr, num_experts, capacity, few_tiles, a_few, b_few, c, starts,
                 a_scale, b_scale, bias, N, K, a_pitch, stride_ae, stride_am, stride_be, stride_bp, stride_bn,
-                stride_ce, stride_cm, stride_se, stride_vp, stride_vn, FEW_M + 1, BLOCK_M - 1, E_BLOCK, SCAN, 1,
-                False, 1, BLOCK_M, FEW_N, FEW_K, TMA, STAGES, PARTS, ACTIVATION, ACC, IMPRECISE, TMA, WIDEN,
+                stride_ce, stride_cm, stride_se, stride_vp, FEW_M + 1, BLOCK_M - 1, E_BLOCK, SCAN, 1,
+                False, 1, BLOCK_M, FEW_N, FEW_K, TMA, STAGES, STEP, PARTS, ACTIVATION, ACC, IMPRECISE, TMA, WIDEN,
             )
         turn = (turn + programs - under % programs) % programs
         if turn < few:
             _walk(
                 turn, few, 0, counts, counts_ptr, num_experts, capacity, few_tiles, a_few, b_few, c, starts, a_scale,
                 b_scale, bias, N, K, a_pitch, stride_ae, stride_am, stride_be, stride_bp, stride_bn, stride_ce,
-                stride_cm, stride_se, stride_vp, stride_vn, _NARROW + 1, FEW_M, E_BLOCK, SCAN, 1, False, 1, FEW_M,
-                FEW_N, FEW_K, TMA, FEW_STAGES, PARTS, ACTIVATION, ACC, IMPRECISE, TMA, WIDEN,
+                stride_cm, stride_se, stride_vp, _NARROW + 1, FEW_M, E_BLOCK, SCAN, 1, False, 1, FEW_M,
+                FEW_N, FEW_K, TMA, FEW_STAGES, STEP, PARTS, ACTIVATION, ACC, IMPRECISE, TMA, WIDEN,
             )
         turn = (turn + programs - few % programs) % programs
         if turn < narrow:
             _walk(
                 turn, narrow, 0, counts, counts_ptr, num_experts, capacity, few_tiles, a_few, b_few, c, starts,
                 a_scale, b_scale, bias, N, K, a_pitch, stride_ae, stride_am, stride_be, stride_bp, stride_bn,
-                stride_ce, stride_cm, stride_se, stride_vp, stride_vn, 0, _NARROW, E_BLOCK, SCAN, 1, False, 1,
-                _NARROW, FEW_N, FEW_K, TMA, NARROW_STAGES, PARTS, ACTIVATION, ACC, IMPRECISE, TMA, WIDEN,
+                stride_ce, stride_cm, stride_se, stride_vp, 0, _NARROW, E_BLOCK, SCAN, 1, False, 1,
+                _NARROW, FEW_N, FEW_K, TMA, NARROW_STAGES, STEP, PARTS, ACTIVATION, ACC, IMPRECISE, TMA, WIDEN,
             )

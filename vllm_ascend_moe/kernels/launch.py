@@ -71,7 +71,8 @@ def expert_gemm(
         return out
     target = target_of(a.device)
     if tiles is None:
-        tiles = tiles_for(target, w.dtype, w.shape[0] * w.shape[1], processors(a.device), expected_rows)
+        weight_rows = w.shape[0] * w.shape[1]
+        tiles = tiles_for(target, w.dtype, weight_rows, processors(a.device), expected_rows, form.name, form.parts)
         if tiles.tma and not describable(a, w, operands):
             tiles = without_tma(target, w.dtype)
     _launch(a, w, out, counts, starts, a_scale, w_scale, bias, form, operands, tiles)
@@ -120,7 +121,6 @@ def _launch(
         op.stride_cm,
         0 if a_scale is None or starts is not None else a_scale.stride(0),
         op.stride_vp,
-        op.stride_vn,
         E_BLOCK=max(16, triton.next_power_of_2(op.experts)),
         SCAN=tiles.scan,
         BLOCK_M=tiles.block_m,
@@ -134,6 +134,7 @@ def _launch(
         FEW_K=tiles.few_k,
         FEW_STAGES=tiles.few_stages,
         NARROW_STAGES=tiles.narrow_stages,
+        STEP=op.step,
         PARTS=parts,
         ACTIVATION=form.name,
         ACC=tl.int32 if integer else tl.float32,

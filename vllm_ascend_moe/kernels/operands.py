@@ -62,7 +62,7 @@ class Operands:
     stride_ce: int
     stride_cm: int
     stride_vp: int
-    stride_vn: int
+    step: int  # from column to column of a vector
 
     @property
     def is_empty(self) -> bool:
@@ -92,7 +92,7 @@ class Operands:
             stride_ce=out.stride(0) if batched else 0,
             stride_cm=out.stride(-2),
             stride_vp=1 if form.interleaved else n,
-            stride_vn=step,
+            step=step,
         )
 
 

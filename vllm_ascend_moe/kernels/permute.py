@@ -1,6 +1,3 @@
-# Device code: arguments are Triton values, whose types come from the call.
-# ruff: noqa: ANN001, ANN201, ANN202
-# mypy: disable-error-code="no-untyped-def"
 """Rows sorted by expert: a stable counting sort of the routing table on the device, and the copy of the rows.
 
 Two passes over the choices (one where they fit in one block): each block counts its choices per expert, then each
@@ -14,88 +11,11 @@ from dataclasses import dataclass
 
 import torch
 import triton
-import triton.language as tl
 
 from vllm_ascend_moe.errors import ShapeError
+from vllm_ascend_moe.kernels.rows import count_kernel, position_kernel, scatter_rows_kernel
 from vllm_ascend_moe.kernels.targets import processors, target_of
 from vllm_ascend_moe.kernels.tiles import row_tiles_for
-
-
-@triton.jit
-def _local_experts(ids, expert_map, choices, block, num_ids, num_local, BLOCK: tl.constexpr):
-    """The local expert of each of the block's choices, or -1: not routed, out of range, or another rank's."""
-    lanes = block * BLOCK + tl.arange(0, BLOCK)
-    chosen = tl.load(ids + lanes, mask=lanes < choices, other=-1)
-    known = (chosen >= 0) & (chosen < num_ids)
-    # Masked before the look-up: an index of -1 would read outside the map.
-    local = tl.where(known, chosen, -1).to(tl.int32)
-    if expert_map is not None:
-        local = tl.load(expert_map + tl.where(known, chosen, 0), mask=known, other=-1).to(tl.int32)
-    return tl.where((local >= 0) & (local < num_local), local, -1)
-
-
-@triton.jit
-def count_kernel(
-    ids, expert_map, block_counts, choices, num_ids, num_local, BLOCK: tl.constexpr, E_BLOCK: tl.constexpr
-):
-    """block_counts[b, e]: how many choices of block b go to expert e."""
-    block = tl.program_id(0)
-    local = _local_experts(ids, expert_map, choices, block, num_ids, num_local, BLOCK)
-    experts = tl.arange(0, E_BLOCK)
-    hits = (local[:, None] == experts[None, :]).to(tl.int32)
-    tl.store(block_counts + block * E_BLOCK + experts, tl.sum(hits, 0))
-
-
-@triton.jit
-def position_kernel(
-    ids, expert_map, block_counts, positions, counts, starts, choices, num_ids, num_local, blocks,
-    BLOCK: tl.constexpr, E_BLOCK: tl.constexpr,
-):  # fmt: skip
-    """positions[c]: the row of choice c in expert order, or -1; and the experts' counts and first rows.
-
-    block_counts: None where there is one block.
-    """
-    block = tl.program_id(0)
-    local = _local_experts(ids, expert_map, choices, block, num_ids, num_local, BLOCK)
-    experts = tl.arange(0, E_BLOCK)
-    hits = (local[:, None] == experts[None, :]).to(tl.int32)
-    before = tl.zeros([E_BLOCK], tl.int32)
-    total = tl.zeros([E_BLOCK], tl.int32)
-    if block_counts is None:
-        total += tl.sum(hits, 0)
-    else:
-        for other in range(0, blocks):
-            theirs = tl.load(block_counts + other * E_BLOCK + experts)
-            total += theirs
-            before += tl.where(other < block, theirs, 0)
-    first = tl.cumsum(total, 0) - total
-    within = tl.cumsum(hits, 0) - 1
-    position = tl.sum(hits * (within + (first + before)[None, :]), 1)
-    lanes = block * BLOCK + tl.arange(0, BLOCK)
-    tl.store(positions + lanes, tl.where(local >= 0, position, -1), mask=lanes < choices)
-    if block == 0:
-        tl.store(counts + experts, total, mask=experts < num_local)
-        tl.store(starts + experts, first, mask=experts < num_local)
-
-
-@triton.jit
-def scatter_rows_kernel(
-    x, scale, positions, out, out_scale, tokens, H, stride_xm, stride_om, TOPK: tl.constexpr, COLUMNS: tl.constexpr
-):
-    """out[positions[t, k]] = x[t], and its scale; unrouted choices write nothing."""
-    chunks = tl.cdiv(H, COLUMNS)
-    lanes = tl.arange(0, COLUMNS)
-    for piece in range(tl.program_id(0), tokens * chunks, tl.num_programs(0)):
-        token = (piece // chunks).to(tl.int64)
-        column = (piece % chunks) * COLUMNS
-        mask = lanes < H - column
-        value = tl.load(x + token * stride_xm + column + lanes, mask=mask)
-        for k in tl.static_range(TOPK):
-            position = tl.load(positions + token * TOPK + k)
-            row = out + tl.maximum(position, 0).to(tl.int64) * stride_om + column
-            tl.store(row + lanes, value, mask=lanes < tl.where(position >= 0, H - column, 0))
-            if scale is not None and column == 0:
-                tl.store(out_scale + tl.maximum(position, 0), tl.load(scale + token), mask=position >= 0)
 
 
 @dataclass(frozen=True, kw_only=True)

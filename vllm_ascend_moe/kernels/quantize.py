@@ -1,6 +1,3 @@
-# Device code: arguments are Triton values, whose types come from the call.
-# ruff: noqa: ANN001, ANN201, ANN202
-# mypy: disable-error-code="no-untyped-def"
 """Activation of expert outputs on their own ([gate; up] -> one half), and per-token quantisation of the result.
 
 The expert GEMM applies the activation itself; this kernel is for what it cannot do: a row's scale needs the whole row.
@@ -10,78 +7,15 @@ from __future__ import annotations
 
 import torch
 import triton
-import triton.language as tl
 
 from vllm_ascend_moe.errors import ShapeError, UnsupportedError
-from vllm_ascend_moe.kernels.activation import gated, pointwise
 from vllm_ascend_moe.kernels.operands import activation_form
-from vllm_ascend_moe.kernels.schedule import load_counts, locate, running_total, total_tiles
+from vllm_ascend_moe.kernels.rows import activate_kernel
 from vllm_ascend_moe.kernels.targets import processors, target_of
 from vllm_ascend_moe.kernels.tiles import row_tiles_for
 
 # Largest value of each quantised type; rows are scaled to it.
 _LIMITS = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
-
-
-@triton.jit
-def _chunk(x, mask, stride_xp, PARTS: tl.constexpr, ACTIVATION: tl.constexpr):
-    """The activation of one chunk of rows, fp32."""
-    y = tl.load(x, mask=mask, other=0.0).to(tl.float32)
-    if PARTS == 2:
-        y = gated(y, tl.load(x + stride_xp, mask=mask, other=0.0).to(tl.float32), ACTIVATION)
-    elif ACTIVATION != "none":
-        y = pointwise(y, ACTIVATION)
-    return y
-
-
-@triton.jit
-def activate_kernel(
-    x, out, scale, counts_ptr, starts, num_experts, capacity, N,
-    stride_xe, stride_xm, stride_xp, stride_xn, stride_oe, stride_om, stride_se, limit,
-    PARTS: tl.constexpr, ACTIVATION: tl.constexpr, INTEGER: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    E_BLOCK: tl.constexpr, SCAN: tl.constexpr,
-):  # fmt: skip
-    """out = activation(x), or with ``scale`` the same divided by each row's own scale, max(|row|) / limit.
-
-    x: [E_l, rows, PARTS * N] or ragged; out: [E_l, rows, N]; scale: fp32 [E_l, rows]. Rows past the count stay.
-    """
-    pid = tl.program_id(0)
-    counts = load_counts(counts_ptr, num_experts, E_BLOCK, SCAN)
-    total = total_tiles(counts, counts_ptr, num_experts, capacity, 1, ROWS, 0, -1, SCAN)
-    ends = running_total(counts, capacity, 1, ROWS, 0, -1, SCAN)
-    rows = tl.arange(0, ROWS)
-    columns = tl.arange(0, COLUMNS)
-    for tile in range(pid, total, tl.num_programs(0)):
-        expert, local, count = locate(
-            tile, counts, ends, counts_ptr, num_experts, capacity, 1, ROWS, 0, -1, E_BLOCK, SCAN
-        )
-        wide = expert.to(tl.int64)
-        start = tl.full([], 0, tl.int32)
-        if starts is not None:
-            start = tl.load(starts + expert)
-        first = (start + local * ROWS).to(tl.int64)
-        left = count - local * ROWS
-        x_tile = x + wide * stride_xe + first * stride_xm + rows[:, None] * stride_xm + columns[None, :] * stride_xn
-        out_tile = out + wide * stride_oe + first * stride_om + rows[:, None] * stride_om + columns[None, :]
-        inverse = tl.full([ROWS], 1.0, tl.float32)
-        if scale is not None:
-            largest = tl.zeros([ROWS], tl.float32)
-            for column in range(0, N, COLUMNS):
-                mask = (rows[:, None] < left) & (columns[None, :] < N - column)
-                y = _chunk(x_tile + column * stride_xn, mask, stride_xp, PARTS, ACTIVATION)
-                largest = tl.maximum(largest, tl.max(tl.abs(y), 1))
-            # A row of zeros gets a scale that is not zero, so that nothing is divided by zero.
-            row_scale = tl.maximum(largest, 1e-20) / limit
-            tl.store(scale + wide * stride_se + first + rows, row_scale, mask=rows < left)
-            inverse = 1.0 / row_scale
-        for column in range(0, N, COLUMNS):
-            mask = (rows[:, None] < left) & (columns[None, :] < N - column)
-            y = _chunk(x_tile + column * stride_xn, mask, stride_xp, PARTS, ACTIVATION)
-            if scale is not None:
-                y = tl.minimum(tl.maximum(y * inverse[:, None], -limit), limit)
-                if INTEGER:
-                    y = tl.math.floor(y + 0.5)
-            tl.store(out_tile + column, y.to(out.dtype.element_ty), mask=mask)
 
 
 def activate_rows(
@@ -138,11 +72,11 @@ def activate_rows(
         x.stride(0) if batched else 0,
         x.stride(-2),
         1 if form.interleaved else n,
-        2 if form.interleaved else 1,
         out.stride(0) if batched else 0,
         out.stride(-2),
         x.shape[-2] if batched else 0,
         1.0 if quantize_to is None else _LIMITS[quantize_to],
+        STEP=2 if form.interleaved else 1,
         PARTS=form.parts,
         ACTIVATION=form.name,
         INTEGER=quantize_to == torch.int8,

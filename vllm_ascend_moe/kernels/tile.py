@@ -15,16 +15,16 @@ from vllm_ascend_moe.kernels.product import descriptor_product, pointer_product,
 # Argument lists stay packed.
 # fmt: off
 @triton.jit
-def _rescale(acc, columns, limit, row_scale, column_scale, bias, offset, stride_vn):
+def _rescale(acc, columns, limit, row_scale, column_scale, bias, offset, STEP: tl.constexpr):
     """One part's accumulator to fp32, with its row scale, column scale and bias where they exist."""
     y = acc.to(tl.float32)
     if row_scale is not None:
         y = y * row_scale[:, None]
     if column_scale is not None:
-        scale = tl.load(column_scale + offset + columns * stride_vn, mask=columns < limit, other=0.0)
+        scale = tl.load(column_scale + offset + columns * STEP, mask=columns < limit, other=0.0)
         y = y * scale.to(tl.float32)[None, :]
     if bias is not None:
-        shift = tl.load(bias + offset + columns * stride_vn, mask=columns < limit, other=0.0)
+        shift = tl.load(bias + offset + columns * STEP, mask=columns < limit, other=0.0)
         y = y + shift.to(tl.float32)[None, :]
     return y
 
@@ -32,9 +32,10 @@ def _rescale(acc, columns, limit, row_scale, column_scale, bias, offset, stride_
 @triton.jit
 def compute_tile(
     expert, count, row, column, a, b, c, starts, a_scale, b_scale, bias, N, K, a_pitch, stride_ae, stride_am,
-    stride_be, stride_bp, stride_bn, stride_ce, stride_cm, stride_se, stride_vp, stride_vn, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, FEW: tl.constexpr, STAGES: tl.constexpr, PARTS: tl.constexpr,
-    ACTIVATION: tl.constexpr, ACC: tl.constexpr, IMPRECISE: tl.constexpr, TMA: tl.constexpr, WIDEN: tl.constexpr,
+    stride_be, stride_bp, stride_bn, stride_ce, stride_cm, stride_se, stride_vp, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, FEW: tl.constexpr, STAGES: tl.constexpr, STEP: tl.constexpr,
+    PARTS: tl.constexpr, ACTIVATION: tl.constexpr, ACC: tl.constexpr, IMPRECISE: tl.constexpr, TMA: tl.constexpr,
+    WIDEN: tl.constexpr,
 ):
     """One output tile: product, epilogue, store."""
     # Scalar bases are 64 bits wide, so that the offsets inside a tile can be 32.
@@ -70,10 +71,10 @@ def compute_tile(
     row_scale = None
     if a_scale is not None:
         row_scale = tl.load(a_scale + wide * stride_se + first + rows, mask=rows < left, other=0.0)
-    vectors = wide * PARTS * N + column * stride_vn
-    y = _rescale(gate, columns, N - column, row_scale, b_scale, bias, vectors, stride_vn)
+    vectors = wide * PARTS * N + column * STEP
+    y = _rescale(gate, columns, N - column, row_scale, b_scale, bias, vectors, STEP)
     if PARTS == 2:
-        up = _rescale(up, columns, N - column, row_scale, b_scale, bias, vectors + stride_vp, stride_vn)
+        up = _rescale(up, columns, N - column, row_scale, b_scale, bias, vectors + stride_vp, STEP)
         y = gated(y, up, ACTIVATION)
     elif ACTIVATION != "none":
         y = pointwise(y, ACTIVATION)

@@ -109,7 +109,13 @@ TILE_TABLE: dict[tuple[str, int], GemmTiles] = {
 
 
 def tiles_for(
-    target: str, dtype: torch.dtype, weight_rows: int, programs: int, expected_rows: int | None = None
+    target: str,
+    dtype: torch.dtype,
+    weight_rows: int,
+    programs: int,
+    expected_rows: int | None = None,
+    activation: str = "none",
+    parts: int = 1,
 ) -> GemmTiles:
     """The tiles for weights of ``dtype`` on a target ("hopper", "cuda", "ascend" or "interpreter").
 
@@ -117,13 +123,22 @@ def tiles_for(
         weight_rows: of all experts here, E_l * N (2N for a gated GEMM).
         programs: multiprocessors.
         expected_rows: about how many rows an expert will have, where the host knows it. Only speed depends on it.
+        activation, parts: of the epilogue, which on Ascend shares the buffers with the tile.
     """
     tiles = TILE_TABLE[target, dtype.itemsize]
+    if target == "ascend":
+        return ascend_tiles(tiles, activation, parts)
     if tiles is not _HOPPER_16BIT:
         return tiles
     if expected_rows is not None and expected_rows >= _MANY_ROWS:
         return _HOPPER_16BIT_MANY
     return _HOPPER_16BIT_NARROW if weight_rows < tiles.block_n * programs else tiles
+
+
+def ascend_tiles(tiles: GemmTiles, activation: str, parts: int) -> GemmTiles:
+    """Narrower where the epilogue's intermediate values would not fit UB beside a full tile."""
+    heavy = activation == "swiglu_oai" or (parts == 1 and activation != "none")
+    return replace(tiles, block_n=min(tiles.block_n, 128)) if heavy else tiles
 
 
 def without_tma(target: str, dtype: torch.dtype) -> GemmTiles:
@@ -153,8 +168,8 @@ class RowTiles:
 ROW_TILES: dict[str, RowTiles] = {
     "hopper": RowTiles(rows=4, columns=1024, choices=256, programs=16),
     "cuda": RowTiles(rows=4, columns=1024, choices=256, programs=16),
-    # 16 x 512 fp32 chunks of gate, up and result fit the 192 KiB of UB twice over (double buffering).
-    "ascend": RowTiles(rows=16, columns=512, choices=64, programs=1, scan=True),
+    # The largest chunk whose quantisation fits the 192 KiB of UB with double buffering.
+    "ascend": RowTiles(rows=16, columns=256, choices=64, programs=1, scan=True),
     "interpreter": RowTiles(rows=4, columns=32, choices=16, programs=2),
 }
 
