@@ -1,4 +1,4 @@
-"""N processes with a gloo (or NCCL) group: free port, rank-prefixed output, the group always destroyed, no hang.
+"""N processes with a gloo (or NCCL) group: rank-prefixed output, the group always destroyed, no hang.
 
 The body must be importable by name (a module-level function), since processes are spawned, never forked.
 """
@@ -24,6 +24,7 @@ import torch.multiprocessing as mp
 from vllm_ascend_moe.errors import AscendMoEError
 
 DEFAULT_TIMEOUT_S = 120.0
+_HOST = "127.0.0.1"
 
 # After the first failure the other ranks most often wait in a collective for the failed one. They get this long to
 # report a fault of their own, which is the interesting one where the first was only an echo, and are then ended.
@@ -42,9 +43,9 @@ class RankFailedError(AscendMoEError, RuntimeError):
 
 
 def free_port() -> int:
-    """A TCP port that was free a moment ago on the loopback interface."""
+    """A TCP port that was free a moment ago on the loopback interface. Another process may take it meanwhile."""
     with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
+        s.bind((_HOST, 0))
         return int(s.getsockname()[1])
 
 
@@ -80,13 +81,9 @@ def _rank_main(
     if backend == "nccl":
         torch.cuda.set_device(rank)
     try:
-        dist.init_process_group(
-            backend,
-            init_method=f"tcp://127.0.0.1:{port}",
-            rank=rank,
-            world_size=world_size,
-            timeout=datetime.timedelta(seconds=timeout_s),
-        )
+        timeout = datetime.timedelta(seconds=timeout_s)
+        store = dist.TCPStore(_HOST, port, is_master=False, timeout=timeout)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
         # As bytes: the queue would send tensors as shared memory, which is gone if this process ends before they are
         # read; and a result that cannot be pickled is so a fault of this rank, not of the queue's thread.
         results.put((rank, None, pickle.dumps(body(rank, world_size, *args))))
@@ -120,11 +117,12 @@ def launch(
     """
     context = mp.get_context("spawn")
     results: Queue[tuple[int, str | None, Any]] = context.Queue()
-    port = free_port()
+    # The store lives here: its port cannot be taken by another launch meanwhile, and no rank's end takes it away.
+    store = dist.TCPStore(_HOST, 0, is_master=True, wait_for_workers=False)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     processes = [
         context.Process(
-            target=_rank_main, args=(rank, world_size, port, backend, timeout_s, body, args, results), daemon=True
+            target=_rank_main, args=(rank, world_size, store.port, backend, timeout_s, body, args, results), daemon=True
         )
         for rank in range(world_size)
     ]
