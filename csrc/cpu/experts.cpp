@@ -7,6 +7,7 @@
 
 #include "isa.h"
 #include "mlp.h"
+#include "pages.h"
 #include "scratch.h"
 
 namespace ascend_moe::cpu {
@@ -171,6 +172,7 @@ void pack_expert_weights_(const at::Tensor& w) {
   const Kernels* kernels = find_kernels(weight_type(w.scalar_type()), "");
   const int64_t k = w.size(2), bytes = kPanel * k * w.element_size();
   char* data = static_cast<char*>(w.mutable_data_ptr());
+  prefer_huge_pages(data, static_cast<int64_t>(w.nbytes()));
   for (int64_t panel = 0; panel < w.size(0) * w.size(1) / kPanel; ++panel) {
     char* room = thread_scratch(Room::panels, bytes);
     kernels->pack_panel(data + panel * bytes, k, kPanel, k, room);

@@ -15,13 +15,18 @@ namespace {
 constexpr int kMaxRows = 16;                       // no instruction set has larger row blocks
 constexpr int64_t kTilePairs = 4;                  // widest output tile: 4 pairs of panels, 128 columns
 constexpr int64_t kAccumulatorBytes = 512 * 1024;  // of one thread, to stay in its L2
+constexpr int64_t kSerialValues = 32 * 1024;       // copied by one thread: waking the others would take longer
 constexpr int64_t kChunkColumns = 8;               // panel pairs of one expert that a thread works on in a row
 constexpr int64_t kAheadBytes = 1024;              // how far ahead of its use a line that is used once is asked for
 
 // Runs work(i) for i in [0, n) on all threads; a free thread takes the next i. Results must not depend on who runs
 // what.
 template <class F>
-void for_each(int64_t n, const F& work) {
+void for_each(int64_t n, const F& work, bool serial = false) {
+  if (serial) {
+    for (int64_t i = 0; i < n; ++i) work(i);
+    return;
+  }
   const int64_t threads = std::min<int64_t>(n, at::get_num_threads());
   std::atomic<int64_t> next{0};
   at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
@@ -90,13 +95,15 @@ void fetch_panels(const Call& call, const Matrix& m, int expert, int64_t row0, i
 }
 
 void gather_inputs(const Call& call) {
-  for_each(static_cast<int64_t>(call.plan.blocks.size()), [&](int64_t i) {
+  const auto pack = [&](int64_t i) {
     const Block& block = call.plan.blocks[i];
     const void* rows[kMaxRows];
     for (int r = 0; r < block.rows; ++r)
       rows[r] = call.mlp.input + call.plan.pair_row[block.first_pair + r] * call.mlp.input_stride;
     call.kernels.pack_rows(rows, block.rows, call.mlp.hidden, call.input(block));
-  });
+  };
+  const bool small = call.plan.num_pairs() * call.mlp.hidden < kSerialValues;
+  for_each(static_cast<int64_t>(call.plan.blocks.size()), pack, small);
 }
 
 // Where the panels of one inner column begin in w13.
