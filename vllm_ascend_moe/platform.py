@@ -85,6 +85,10 @@ def choose_platform() -> str | None:
 def _host_platform() -> str | None:
     from vllm.platforms import builtin_platform_plugins
 
+    from vllm_ascend_moe.vllm_alias import provide_vllm_distribution
+
+    provide_vllm_distribution()
+
     found = {name: detect() for name, detect in builtin_platform_plugins.items()}
     active = {name: cls for name, cls in found.items() if cls is not None}
     if set(active) != {"cpu"}:

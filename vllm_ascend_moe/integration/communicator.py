@@ -106,4 +106,7 @@ class AscendMoECpuCommunicator(CpuCommunicator):
 
     def reduce_scatter(self, input_: torch.Tensor, dim: int = -1) -> torch.Tensor:
         """Equal shares; see :meth:`reduce_scatterv`."""
+        if torch.compiler.is_compiling():
+            # Models call this one from code that is traced. Dynamo knows PyTorch's collectives, but not native ones.
+            return super().reduce_scatter(input_, dim)
         return self.reduce_scatterv(input_, dim)

@@ -25,7 +25,7 @@ class AscendMoEPlatformMixin:
 
     @classmethod
     def check_and_update_config(cls, vllm_config: VllmConfig) -> None:
-        """Refuses a wrong configuration at start, and shares CPU cores among workers.
+        """Refuses a wrong configuration at start; chooses the worker; shares CPU cores among workers.
 
         Raises:
             ConfigError: see :func:`vllm_ascend_moe.config.parse_config`.
@@ -34,9 +34,12 @@ class AscendMoEPlatformMixin:
         from vllm_ascend_moe.integration.cpu_binding import bind_workers
 
         config = parse_config(vllm_config.additional_config)
+        parallel_config = vllm_config.parallel_config
+        if parallel_config.worker_cls == "auto" and parallel_config.use_sequence_parallel_moe:
+            parallel_config.worker_cls = "vllm_ascend_moe.integration.cpu_worker.AscendMoECPUWorker"
         super().check_and_update_config(vllm_config)  # type: ignore[misc]
         if config.bind_cpus:
-            bind_workers(vllm_config.parallel_config)
+            bind_workers(parallel_config)
 
     @classmethod
     def set_additional_forward_context(cls, *args: Any, **kwargs: Any) -> dict[str, Any]:

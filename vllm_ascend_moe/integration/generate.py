@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -89,11 +90,20 @@ def generate(spec: EngineSpec, *, timeout_s: float = 240.0) -> list[Generated]:
         return [Generated(**item) for item in json.loads(result_path.read_text())]
 
 
-def _causes(path: Path, chars: int = 8000) -> str:
-    """The part of the output that says why: workers report first, the processes above them repeat it less well."""
+# A line that names an exception, behind whatever a worker's log puts before it.
+_EXCEPTION_LINE = re.compile(r"^(?:\(.*?\) .*?\] )?[\w.]*(?:Error|Exception|Unsupported)\b.*$", re.MULTILINE)
+
+
+def _causes(path: Path, chars: int = 6000) -> str:
+    """The part of the output that says why: the end of the first traceback. Workers report first; the processes above
+    them repeat it less well."""
     text = path.read_text(errors="replace")
     first = text.find("Traceback (most recent call last)")
-    return text[-chars:] if first < 0 else text[first : first + chars]
+    if first < 0:
+        return text[-chars:]
+    named = _EXCEPTION_LINE.search(text, first)
+    end = min(named.end() + 1500, len(text)) if named else len(text)
+    return text[max(first, end - chars) : end]
 
 
 def _kill_group(pid: int) -> None:
