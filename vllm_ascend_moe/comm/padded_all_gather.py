@@ -15,7 +15,7 @@ from vllm_ascend_moe.comm.base import ActivationFormat, Dispatched
 from vllm_ascend_moe.comm.checks import check_dispatch_inputs
 from vllm_ascend_moe.errors import ShapeError
 from vllm_ascend_moe.layout import TokenLayout
-from vllm_ascend_moe.ops.native import Group, coalesced_all_gather, packed_all_gather, padded_reduce_scatter
+from vllm_ascend_moe.ops.native import Group, gather_rows, padded_reduce_scatter
 
 # Below this many bytes a rank, one packed collective beats one for each tensor; see docs/performance.md.
 DEFAULT_PACKED_BYTES = 2 << 20
@@ -64,8 +64,8 @@ class PaddedAllGather:
         check_dispatch_inputs(hidden, topk_weights, topk_ids, scales, num_experts, layout, self.group)
         tensors = [hidden, topk_weights, topk_ids] if scales is None else [hidden, topk_weights, topk_ids, scales]
         size = layout.max_local_size
-        gather = packed_all_gather if size * row_bytes(tensors) <= self.packed_bytes else coalesced_all_gather
-        gathered = gather(tensors, PAD_VALUES[: len(tensors)], size, self.group)
+        packed = size * row_bytes(tensors) <= self.packed_bytes
+        gathered = gather_rows(tensors, PAD_VALUES[: len(tensors)], size, self.group, packed=packed)
         return Dispatched(
             format=self.format,
             hidden=gathered[0],

@@ -7,6 +7,8 @@ Symbols: R ranks of the group; M max_local_size; T_r tokens of this rank; x rows
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -21,6 +23,7 @@ __all__ = [
     "Group",
     "TorchGroup",
     "coalesced_all_gather",
+    "gather_rows",
     "packed_all_gather",
     "pad_rows",
     "padded_all_gather",
@@ -40,6 +43,28 @@ def _look_up_name(process_group: dist.ProcessGroup) -> str | None:
     except RuntimeError:
         return None  # made without init_process_group or new_group, so not registered under its name
     return name
+
+
+class _Operators(NamedTuple):
+    """The operators of csrc/ops, looked up once: a look-up in ``torch.ops`` costs as much as a small operator."""
+
+    gather: Any
+    packed: Any
+    views: Any
+    coalesced: Any
+    reduce: Any
+
+
+@cache
+def _operators() -> _Operators:
+    ops = torch.ops.ascend_moe
+    return _Operators(
+        gather=ops.padded_all_gather.default,
+        packed=ops.packed_all_gather.default,
+        views=ops.row_views.default,
+        coalesced=ops.coalesced_all_gather.default,
+        reduce=ops.padded_reduce_scatter.default,
+    )
 
 
 def native_group_name(group: Group) -> str | None:
@@ -73,7 +98,7 @@ def padded_all_gather(x: torch.Tensor, max_local_size: int, group: Group, pad_va
     if name is None:
         return torch_form.all_gather(x, max_local_size, group, pad_value)
     check_rows(x, max_local_size)
-    return torch.ops.ascend_moe.padded_all_gather(x, max_local_size, name, pad_value)
+    return _operators().gather(x, max_local_size, name, pad_value)
 
 
 def packed_all_gather(
@@ -94,11 +119,7 @@ def packed_all_gather(
         ShapeError: tensors with different numbers of rows.
     """
     _check_rows_of_all(tensors, max_local_size)
-    name = native_group_name(group)
-    if name is None:
-        return torch_form.packed_all_gather(tensors, pad_values, max_local_size, group)
-    wire = torch.ops.ascend_moe.packed_all_gather(tensors, pad_values, max_local_size, name)
-    return torch.ops.ascend_moe.row_views(wire, tensors)
+    return gather_rows(tensors, pad_values, max_local_size, group, packed=True)
 
 
 def coalesced_all_gather(
@@ -111,11 +132,23 @@ def coalesced_all_gather(
         ShapeError: tensors with different numbers of rows.
     """
     _check_rows_of_all(tensors, max_local_size)
+    return gather_rows(tensors, pad_values, max_local_size, group, packed=False)
+
+
+def gather_rows(
+    tensors: Sequence[torch.Tensor], pad_values: Sequence[int], max_local_size: int, group: Group, *, packed: bool
+) -> list[torch.Tensor]:
+    """Packed or coalesced gather of tensors whose rows the caller has checked; native code still refuses wrong ones."""
     name = native_group_name(group)
-    if name is None:
-        pairs = zip(tensors, pad_values, strict=True)
-        return [torch_form.all_gather(x, max_local_size, group, value) for x, value in pairs]
-    return torch.ops.ascend_moe.coalesced_all_gather(tensors, pad_values, max_local_size, name)
+    if name is not None:
+        ops = _operators()
+        if not packed:
+            return ops.coalesced(tensors, pad_values, max_local_size, name)
+        return ops.views(ops.packed(tensors, pad_values, max_local_size, name), tensors)
+    if packed:
+        return torch_form.packed_all_gather(tensors, pad_values, max_local_size, group)
+    pairs = zip(tensors, pad_values, strict=True)
+    return [torch_form.all_gather(x, max_local_size, group, value) for x, value in pairs]
 
 
 def padded_reduce_scatter(x: torch.Tensor, max_local_size: int, local_size: int, group: Group) -> torch.Tensor:
@@ -143,7 +176,7 @@ def padded_reduce_scatter(x: torch.Tensor, max_local_size: int, local_size: int,
     name = native_group_name(group)
     if name is None:
         return torch_form.reduce_scatter(x, max_local_size, local_size, group)
-    return torch.ops.ascend_moe.padded_reduce_scatter(x, max_local_size, local_size, name)
+    return _operators().reduce(x, max_local_size, local_size, name)
 
 
 def _check_rows_of_all(tensors: Sequence[torch.Tensor], max_local_size: int) -> None:
