@@ -3,7 +3,7 @@
 Import layers, one direction only (``scripts/check_layers.py`` keeps this true)::
 
     errors, envs  ->  config, layout  ->  ops  ->  kernels  ->  comm, experts, softnpu  ->  integration
-                  ->  platform                                                          ->  integration
+                  ->  vllm_alias  ->  platform                                          ->  integration
                                         testing (all but integration, platform)      tools (everything)
 
 Only ``integration/``, ``platform.py`` and ``ops/register_custom_ops.py`` import vLLM; the rest needs torch alone

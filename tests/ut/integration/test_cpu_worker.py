@@ -1,5 +1,5 @@
-"""One-token steps are rounded up where activations stay sequence parallel between layers, and nothing else changes. That
-the answers are right is tested with real engines (DeepSeek-V3 with DP=2 x TP=2, one request alone)."""
+"""One-token steps are rounded up where activations stay sequence parallel between layers, and nothing else changes.
+That the answers are right is tested with real engines (DeepSeek-V3 with DP=2 x TP=2, one request alone)."""
 
 from __future__ import annotations
 
