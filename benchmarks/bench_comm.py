@@ -21,19 +21,21 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from comm_methods import Bare, Padded, Traffic, Uneven, UnpadRepack
+from comm_methods import Bare, BarePacked, Padded, Traffic, Uneven, UnpadRepack
+from comm_plot import draw
 from comm_profile import profile_layer
 from measure import environment, spread, table, write_json
 
 from vllm_ascend_moe.testing.launch import launch
 
 METHODS = {
-    "native": Padded,
+    "native": Padded,  # as configured by default: packed up to a size, coalesced above
     "native packed": partial(Padded, packed_bytes=1 << 60),
     "native coalesced": partial(Padded, packed_bytes=0),
     "torch form": partial(Padded, native=False, packed_bytes=0),
     "unpad/repack": UnpadRepack,
     "uneven": Uneven,
+    "bare packed": BarePacked,
     "bare": Bare,
 }
 COLUMNS = ["ranks", "tokens", "pattern", "method", "host_us", "wall_us", "host/bare", "wall/bare", "ops", "kernels",
@@ -87,8 +89,10 @@ def run_case(
     if args.backend != "fake":
         check_equal(methods, traffic)
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in methods}
+    order = list(methods.items())
     for repeat in range(args.repeats + 2):
-        for name, method in methods.items():
+        order.append(order.pop(0))  # nobody always runs after the same other one
+        for name, method in order:
             measured = time_layers(method, args.layers, device)
             if repeat >= 2:
                 times[name].append(measured)
@@ -164,10 +168,12 @@ def main() -> None:
     else:
         rows = [row for n in args.ranks for row in launch(n, rank_main, args, backend=args.backend)[0]]
     path = args.out / f"comm_{args.backend}.json"
+    plot = args.out / f"comm_{args.backend}.png"
     write_json(path, shlex.join(["python", "benchmarks/bench_comm.py", *sys.argv[1:]]), rows)
     print({**environment(), "backend": args.backend, "hidden": args.hidden, "top_k": args.top_k})
     print(table(rows, COLUMNS))
-    print(f"written: {path.name}")
+    draw(rows, plot, against="ranks" if len(args.ranks) > 1 else "tokens")
+    print(f"written: {path.name}, {plot.name}")
 
 
 if __name__ == "__main__":

@@ -129,8 +129,27 @@ class Uneven:
         return out
 
 
+class BarePacked:
+    """The limit of packing: one gather of ready rows of bytes and one reduce-scatter; only their outputs are allocated."""
+
+    def __init__(self, traffic: Traffic) -> None:
+        layout = traffic.layout
+        self.layout = layout
+        row_bytes = sum(x.element_size() * x.shape[1] for x in (traffic.hidden, traffic.weights, traffic.ids))
+        self.wire = torch.zeros(layout.max_local_size, row_bytes, dtype=torch.uint8, device=traffic.hidden.device)
+        self.expert_output = Bare(traffic).expert_output
+
+    def layer(self) -> torch.Tensor:
+        rows = self.layout.max_local_size
+        out = self.wire.new_empty((self.layout.ep_size * rows, self.wire.shape[1]))
+        _gather(out, self.wire)
+        reduced = self.expert_output.new_empty((rows, self.expert_output.shape[1]))
+        _reduce(reduced, self.expert_output)
+        return reduced
+
+
 class Bare:
-    """The limit: three gathers and a reduce-scatter of ready, padded buffers; only their outputs are allocated."""
+    """The limit of separate tensors: three gathers and a reduce-scatter of ready, padded buffers."""
 
     def __init__(self, traffic: Traffic) -> None:
         layout = traffic.layout
