@@ -23,7 +23,7 @@ MODULE = """
 
 
 def test_planned_bytes_is_the_highest_end_of_each_buffer():
-    assert buffers.planned_bytes(MODULE) == {"cbuf": 32768 + 16384 * 2, "ub": 65536 + 64 * 128 * 4, "cc": 65536}
+    assert buffers.planned_bytes(MODULE) == {"cbuf": 32768 + 8192 * 2, "ub": 65536 + 64 * 128 * 4, "cc": 65536}
     assert buffers.planned_bytes("") == {"ub": 0, "cbuf": 0, "cc": 0}
 
 
