@@ -130,7 +130,7 @@ class Uneven:
 
 
 class BarePacked:
-    """The limit of packing: one gather of ready rows of bytes and one reduce-scatter; only their outputs are allocated."""
+    """The limit of packing: one gather of ready rows of bytes and one reduce-scatter; only outputs are allocated."""
 
     def __init__(self, traffic: Traffic) -> None:
         layout = traffic.layout

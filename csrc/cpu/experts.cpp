@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string_view>
 
 #include "isa.h"
 #include "mlp.h"
@@ -41,7 +42,7 @@ constexpr NamedActivation kActivations[] = {
     {"swigluoai_uninterleave", Activation::swigluoai, Gate::halves},
 };
 
-const NamedActivation& find_activation(c10::string_view name) {
+const NamedActivation& find_activation(std::string_view name) {
   for (const auto& known : kActivations)
     if (name == known.name) return known;
   TORCH_CHECK_VALUE(false, "activation = '", name, "' is not one the native CPU experts know");
@@ -80,7 +81,7 @@ struct Prepared {
 
 Prepared prepare(const at::Tensor& out, const at::Tensor& hidden, const at::Tensor& w13, const at::Tensor& w2,
                  const std::optional<at::Tensor>& w13_bias, const std::optional<at::Tensor>& w2_bias,
-                 c10::string_view activation, bool packed, c10::string_view isa) {
+                 std::string_view activation, bool packed, std::string_view isa) {
   const NamedActivation& act = find_activation(activation);
   check_weights(hidden, out, w13, w2, act.gate);
   Prepared p{{}, {}, {}};
@@ -124,8 +125,8 @@ Routing routing(const at::Tensor& ids, const at::Tensor& weights, const std::opt
 void grouped_mlp(const at::Tensor& out, const at::Tensor& hidden, const at::Tensor& w13, const at::Tensor& w2,
                  const std::optional<at::Tensor>& w13_bias, const std::optional<at::Tensor>& w2_bias,
                  const at::Tensor& topk_weights, const at::Tensor& topk_ids,
-                 const std::optional<at::Tensor>& expert_map, c10::string_view activation, bool weight_on_input,
-                 bool packed, c10::string_view isa) {
+                 const std::optional<at::Tensor>& expert_map, std::string_view activation, bool weight_on_input,
+                 bool packed, std::string_view isa) {
   const Prepared p = prepare(out, hidden, w13, w2, w13_bias, w2_bias, activation, packed, isa);
   const Routing choices = routing(topk_ids, topk_weights, expert_map, weight_on_input);
   const int64_t rows = hidden.size(0);
@@ -142,8 +143,8 @@ void grouped_mlp(const at::Tensor& out, const at::Tensor& hidden, const at::Tens
 
 void batched_mlp(const at::Tensor& out, const at::Tensor& hidden, const at::Tensor& expert_num_tokens,
                  const at::Tensor& w13, const at::Tensor& w2, const std::optional<at::Tensor>& w13_bias,
-                 const std::optional<at::Tensor>& w2_bias, c10::string_view activation, bool packed,
-                 c10::string_view isa) {
+                 const std::optional<at::Tensor>& w2_bias, std::string_view activation, bool packed,
+                 std::string_view isa) {
   TORCH_CHECK_VALUE(hidden.dim() == 3 && hidden.size(0) == w13.size(0) && hidden.is_contiguous() && out.is_contiguous(),
                     "hidden and out must be contiguous [experts, rows, H]");
   const Prepared p = prepare(out, hidden, w13, w2, w13_bias, w2_bias, activation, packed, isa);
@@ -207,10 +208,10 @@ TORCH_LIBRARY_IMPL(ascend_moe, Meta, m) {
   m.impl("grouped_mlp",
          [](const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
             const std::optional<at::Tensor>&, const std::optional<at::Tensor>&, const at::Tensor&, const at::Tensor&,
-            const std::optional<at::Tensor>&, c10::string_view, bool, bool, c10::string_view) {});
+            const std::optional<at::Tensor>&, std::string_view, bool, bool, std::string_view) {});
   m.impl("batched_mlp", [](const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
                            const at::Tensor&, const std::optional<at::Tensor>&, const std::optional<at::Tensor>&,
-                           c10::string_view, bool, c10::string_view) {});
+                           std::string_view, bool, std::string_view) {});
   m.impl("pack_expert_weights_", [](const at::Tensor&) {});
 }
 
