@@ -7,7 +7,7 @@
     tile        one output tile: product, scales, bias, activation, store (device code)
     gemm        the expert GEMM over batched or ragged groups (device code)
     operands    what the GEMM accepts, strides, tensor descriptors
-    launch      expert_gemm()
+    launch      expert_gemm(); tune: which tiles are the fastest for given operands
     rows        the kernels of the three below (device code)
     quantize    activate_rows(): activation of a [gate; up] tensor, per-token quantisation of the result
     combine     combine(): each token's weighted sum of its expert outputs

@@ -19,7 +19,7 @@ from vllm_ascend_moe.kernels.operands import (
     rows_view,
     weights_view,
 )
-from vllm_ascend_moe.kernels.targets import interpreted, processors, target_of
+from vllm_ascend_moe.kernels.targets import check_fp8, interpreted, processors, target_of
 from vllm_ascend_moe.kernels.tiles import GemmTiles, tiles_for, without_tma
 
 
@@ -70,6 +70,8 @@ def expert_gemm(
     if operands.is_empty:
         return out
     target = target_of(a.device)
+    if a.dtype in FP8 or w.dtype in FP8:
+        check_fp8(target, a.device)
     if tiles is None:
         weight_rows = w.shape[0] * w.shape[1]
         tiles = tiles_for(target, w.dtype, weight_rows, processors(a.device), expected_rows, form.name, form.parts)

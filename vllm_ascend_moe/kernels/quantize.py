@@ -8,10 +8,10 @@ from __future__ import annotations
 import torch
 import triton
 
-from vllm_ascend_moe.errors import ShapeError, UnsupportedError
-from vllm_ascend_moe.kernels.operands import activation_form
+from vllm_ascend_moe.errors import ShapeError
+from vllm_ascend_moe.kernels.operands import FP8, activation_form
 from vllm_ascend_moe.kernels.rows import activate_kernel
-from vllm_ascend_moe.kernels.targets import processors, target_of
+from vllm_ascend_moe.kernels.targets import check_fp8, processors, target_of
 from vllm_ascend_moe.kernels.tiles import row_tiles_for
 
 # Largest value of each quantised type; rows are scaled to it.
@@ -40,7 +40,7 @@ def activate_rows(
         activation.
 
     Raises:
-        ShapeError: shapes or dtypes that do not fit. UnsupportedError: fp8 on Ascend.
+        ShapeError: shapes or dtypes that do not fit. UnsupportedError: fp8 where the hardware has none.
     """
     form = activation_form(activation)
     if not x.dtype.is_floating_point or x.dim() != (3 if starts is None else 2) or x.shape[-1] % form.parts:
@@ -50,8 +50,8 @@ def activate_rows(
     if quantize_to is not None and quantize_to not in _LIMITS:
         raise ShapeError("quantize_to", quantize_to, f"one of {', '.join(map(str, _LIMITS))}", "Pass one of them.")
     target = target_of(x.device)
-    if target == "ascend" and quantize_to not in (None, torch.int8):
-        raise UnsupportedError(f"{quantize_to} does not exist on Ascend 910B; quantise to torch.int8 there.")
+    if quantize_to in FP8:
+        check_fp8(target, x.device)
     n = x.shape[-1] // form.parts
     out = x.new_empty((*x.shape[:-1], n), dtype=quantize_to or x.dtype)
     scale = None if quantize_to is None else x.new_empty(x.shape[:-1], dtype=torch.float32)

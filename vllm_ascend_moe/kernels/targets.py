@@ -28,6 +28,14 @@ def target_of(device: torch.device) -> str:
     )
 
 
+def check_fp8(target: str, device: torch.device) -> None:
+    """Raises UnsupportedError where the hardware has no fp8."""
+    if target == "ascend":
+        raise UnsupportedError("Ascend 910B has no fp8. Use int8 with scales, or bf16, there.")
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
+        raise UnsupportedError(f"{device} has no fp8 (compute capability 8.9 and later have). Use int8 or bf16 there.")
+
+
 def interpreted() -> bool:
     """Whether kernels run in Triton's interpreter (decided by TRITON_INTERPRET when triton was imported)."""
     from triton.runtime.jit import JITFunction

@@ -37,7 +37,10 @@ def compute_tile(
     PARTS: tl.constexpr, ACTIVATION: tl.constexpr, ACC: tl.constexpr, IMPRECISE: tl.constexpr, TMA: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
-    """One output tile: product, epilogue, store."""
+    """One output tile: product, epilogue, store.
+
+    expert, count: whose tile, and how many rows it has; row, column: the tile's first, counted within the expert.
+    """
     # Scalar bases are 64 bits wide, so that the offsets inside a tile can be 32.
     wide = expert.to(tl.int64)
     start = tl.full([], 0, tl.int32)

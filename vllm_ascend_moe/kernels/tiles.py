@@ -135,6 +135,13 @@ def tiles_for(
     return _HOPPER_16BIT_NARROW if weight_rows < tiles.block_n * programs else tiles
 
 
+def rows_of_table(target: str, dtype: torch.dtype) -> list[GemmTiles]:
+    """Every row of the table for weights of ``dtype`` on a target, the general one first."""
+    if target == "hopper" and dtype.itemsize == 2:
+        return list(HOPPER_16BIT.values())
+    return [TILE_TABLE[target, dtype.itemsize]]
+
+
 def ascend_tiles(tiles: GemmTiles, activation: str, parts: int) -> GemmTiles:
     """Narrower where the epilogue's intermediate values would not fit UB beside a full tile."""
     heavy = activation == "swiglu_oai" or (parts == 1 and activation != "none")
@@ -169,7 +176,7 @@ ROW_TILES: dict[str, RowTiles] = {
     "hopper": RowTiles(rows=4, columns=1024, choices=256, programs=16),
     "cuda": RowTiles(rows=4, columns=1024, choices=256, programs=16),
     # The largest chunk whose quantisation fits the 192 KiB of UB with double buffering.
-    "ascend": RowTiles(rows=16, columns=256, choices=64, programs=1, scan=True),
+    "ascend": RowTiles(rows=16, columns=256, choices=64, programs=2, scan=True),
     "interpreter": RowTiles(rows=4, columns=32, choices=16, programs=2),
 }
 

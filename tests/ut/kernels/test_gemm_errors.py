@@ -7,8 +7,8 @@ import torch
 
 from vllm_ascend_moe.errors import AscendMoEError, InvalidValueError, ShapeError, UnsupportedError
 from vllm_ascend_moe.kernels.launch import expert_gemm
-from vllm_ascend_moe.kernels.targets import target_of
-from vllm_ascend_moe.kernels.tiles import HOPPER_16BIT, TILE_TABLE, tiles_for, without_tma
+from vllm_ascend_moe.kernels.targets import check_fp8, target_of
+from vllm_ascend_moe.kernels.tiles import HOPPER_16BIT, TILE_TABLE, ascend_tiles, tiles_for, without_tma
 
 A, W, COUNTS = torch.randn(2, 4, 16), torch.randn(2, 8, 16), torch.tensor([4, 1], dtype=torch.int32)
 
@@ -85,3 +85,16 @@ def test_other_rows_take_no_hint():
     assert tiles_for("ascend", torch.bfloat16, *MANY, expected_rows=4096) == TILE_TABLE["ascend", 2]
     assert tiles_for("hopper", torch.int8, *MANY, expected_rows=4096) == TILE_TABLE["hopper", 1]
     assert not without_tma("hopper", torch.bfloat16).tma
+
+
+def test_fp8_is_refused_where_the_hardware_has_none():
+    with pytest.raises(UnsupportedError, match="int8"):
+        check_fp8("ascend", torch.device("cpu"))
+    check_fp8("interpreter", torch.device("cpu"))
+
+
+def test_ascend_tiles_leave_room_for_the_epilogue():
+    plain = TILE_TABLE["ascend", 2]
+    assert ascend_tiles(plain, "silu", parts=2) == plain
+    assert ascend_tiles(plain, "silu", parts=1).block_n == 128
+    assert tiles_for("ascend", torch.bfloat16, *MANY, activation="swiglu_oai", parts=2).block_n == 128
