@@ -24,10 +24,12 @@ fi
 # --data-parallel-size 2       two engines, each with its own requests and KV cache
 # --enable-expert-parallel     each engine holds half of the experts instead of all of them
 # --kv-cache-memory-bytes      KV cache of each engine; two engines share one machine's memory, so it is set, not guessed
+# --shutdown-timeout 30        finish running requests when stopped, instead of killing the engines
 # --additional-config          this plugin's own section; unknown keys and wrong values are refused by name
 # CPU cores are dealt out evenly among the workers; VLLM_CPU_OMP_THREADS_BIND="0-7|8-15" decides it by hand.
 exec .venv/bin/vllm serve "$@" \
   --data-parallel-size 2 \
   --enable-expert-parallel \
   --kv-cache-memory-bytes "${KV_CACHE_BYTES:-$((1 << 30))}" \
+  --shutdown-timeout 30 \
   --additional-config '{"ascend_moe": {"comm": "padded_allgather"}}'

@@ -34,6 +34,8 @@ class Server:
             *("--host", "127.0.0.1", "--port", str(self.port), "--dtype", "float32", "--max-model-len", "512"),
             *("--data-parallel-size", "2", "--enable-expert-parallel", "--enforce-eager"),
             *("--kv-cache-memory-bytes", str(2**28), "--max-num-seqs", "16"),
+            # Without it vLLM kills its engines at once, and its own front end reports them as dead.
+            *("--shutdown-timeout", "30"),
             *("--additional-config", '{"ascend_moe": {"comm": "padded_allgather"}}'),
         ]
         env = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
@@ -99,8 +101,9 @@ def test_serves_concurrent_uneven_requests_then_one_then_stops(
     workers = psutil.Process(server.process.pid).children(recursive=True)
     assert len(workers) >= 2
     server.process.send_signal(signal.SIGTERM)
-    server.process.wait(_STOP_TIMEOUT_S)
+    code = server.process.wait(_STOP_TIMEOUT_S)
     _, alive = psutil.wait_procs(workers, timeout=_STOP_TIMEOUT_S)
     assert alive == [], f"left behind: {[p.cmdline() for p in alive if p.is_running()]}"
     log = server.log.read_text()
+    assert code == 0, log[-4000:]
     assert "Traceback" not in log, log[log.find("Traceback") :][:4000]
