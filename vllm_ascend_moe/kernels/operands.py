@@ -182,6 +182,7 @@ def describable(a: torch.Tensor, w: torch.Tensor, op: Operands) -> bool:
         not any(number % _DESCRIPTOR_ALIGNMENT for number in (*strides, *addresses))
         and op.a_pitch >= 0
         and op.stride_am > 0
+        and op.k > 0
         and op.experts * op.a_pitch + op.capacity < _MAX_ROWS
     )
 

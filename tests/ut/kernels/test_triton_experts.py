@@ -11,7 +11,7 @@ from tests.kernel_cases import TOLERANCE, UNTOUCHED, batched_case, expert_weight
 from vllm_ascend_moe.errors import InvalidValueError, ShapeError
 from vllm_ascend_moe.experts.activation import ACTIVATIONS
 from vllm_ascend_moe.experts.batched_triton import TritonBatchedExperts
-from vllm_ascend_moe.experts.reference import ReferenceExperts
+from vllm_ascend_moe.experts.reference import ReferenceExperts, local_slots
 from vllm_ascend_moe.experts.rows_triton import TritonRowsExperts
 from vllm_ascend_moe.experts.scaled import ScaledExpertWeights
 
@@ -62,7 +62,7 @@ def test_rows_experts_equal_the_reference(rows, topk, dtype, id_dtype, mapped, w
         expert_map[[5, 0, 3]] = torch.arange(local, dtype=torch.int32)
     hidden = torch.randn(rows, 24, generator=generator).to(dtype)
     ids = torch.randint(-1, experts + 2, (rows, topk), generator=generator).to(id_dtype)
-    hidden[((local_only(ids, expert_map, local)) < 0).all(dim=1)] = float("nan")  # rows nobody here may read
+    hidden[(local_slots(ids, expert_map, local) < 0).all(dim=1)] = float("nan")  # rows nobody here may read
     factors = torch.rand(rows, topk, generator=generator)
     arguments = {"expert_map": expert_map, "apply_router_weight_on_input": weight_on_input}
     out = ROWS.apply(hidden, factors, ids, weights, **arguments)
@@ -70,12 +70,6 @@ def test_rows_experts_equal_the_reference(rows, topk, dtype, id_dtype, mapped, w
     assert out.dtype == dtype
     # Expert outputs are rounded before they are summed, and a sum of few may cancel.
     assert relative_error(out, wanted) < 4 * TOLERANCE[dtype]
-
-
-def local_only(ids: torch.Tensor, expert_map: torch.Tensor | None, local: int) -> torch.Tensor:
-    from vllm_ascend_moe.experts.reference import local_slots
-
-    return local_slots(ids, expert_map, local)
 
 
 def test_rows_may_be_strided_and_the_result_is_written_everywhere():
