@@ -10,8 +10,9 @@ import torch.distributed as dist
 
 
 def sum_of_ranks(rank, world_size, offset):
-    sys.stdout.write("first ")
-    sys.stdout.write(f"line of {rank}\nsecond line of {rank}\n")
+    for word in ("first ", "line of ", f"{rank}\nsecond line of {rank}\n", "begun"):
+        sys.stdout.write(word)
+        time.sleep(0.1)  # pieces of lines of two ranks, at the same time
     sys.stderr.write(f"fault line of {rank}\n")
     total = torch.tensor([rank + offset])
     dist.all_reduce(total)

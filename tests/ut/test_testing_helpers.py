@@ -4,6 +4,7 @@ Proves that the fake group refuses wrong calls, that the launcher reports raisin
 that comparison never passes NaN, and that test data is a function of (seed, token) alone.
 """
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -297,10 +298,15 @@ def test_launch_returns_results_by_rank_and_prefixes_every_line():
         "if __name__ == '__main__':\n"
         "    print(launch(2, launch_bodies.sum_of_ranks, 10))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=HERE)
+    # Unbuffered, as in containers: every write reaches the pipe that the ranks share at once.
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=HERE, env=environment
+    )
     *lines, last = sorted(done.stdout.splitlines(), key=lambda line: line.startswith("[("))
     assert last == str([(rank, 2, 21, 1) for rank in range(2)])
-    assert sorted(lines) == sorted(f"[rank {r}] {which} line of {r}" for r in range(2) for which in ("first", "second"))
+    expected = ("first line of {0}", "second line of {0}", "begun")
+    assert sorted(lines) == sorted(f"[rank {rank}] {line.format(rank)}" for rank in range(2) for line in expected)
     for rank in range(2):
         assert f"[rank {rank}] fault line of {rank}" in done.stderr.splitlines()
 

@@ -50,16 +50,25 @@ def free_port() -> int:
 
 
 class _PrefixedStream:
-    """Puts ``[rank r]`` before every line, so that the output of many processes can be read."""
+    """Puts ``[rank r]`` before every line, so that the output of many processes can be read.
+
+    Lines are passed on whole: ranks share one pipe, and pieces of their lines would mix in it.
+    """
 
     def __init__(self, stream: Any, prefix: str) -> None:
-        self._stream, self._prefix, self._at_start = stream, prefix, True
+        self._stream, self._prefix, self._begun = stream, prefix, ""
 
     def write(self, text: str) -> int:
-        for line in text.splitlines(keepends=True):
-            self._stream.write((self._prefix if self._at_start else "") + line)
-            self._at_start = line.endswith("\n")
+        *lines, self._begun = (self._begun + text).split("\n")
+        if lines:
+            self._stream.write("".join(f"{self._prefix}{line}\n" for line in lines))
         return len(text)
+
+    def flush(self) -> None:
+        """Also ends a line that was begun: whoever flushes wants to see it now."""
+        if self._begun:
+            self.write("\n")
+        self._stream.flush()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
