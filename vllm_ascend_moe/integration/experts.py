@@ -24,8 +24,10 @@ from vllm_ascend_moe.experts.torch_form import TorchExperts
 from vllm_ascend_moe.ops.extension import native_available
 
 # The constants of gpt-oss, which our swigluoai activations implement; None stands for vLLM's default, the same.
-_SWIGLUOAI_PARAMETERS = {"gemm1_clamp_limit": (None, 7.0), "gemm1_alpha": (None, 1.702), "gemm1_beta": (None, 1.0)}
+_SWIGLUOAI_PARAMETERS = {"swiglu_limit": (None, 7.0), "swiglu_alpha": (None, 1.702), "swiglu_beta": (None, 1.0)}
 _NO_PARAMETERS = dict.fromkeys(_SWIGLUOAI_PARAMETERS, (None,))
+# vLLM keeps each of them in two places; the quantisation configuration's comes first.
+_IN_QUANT_CONFIG = {"swiglu_limit": "gemm1_clamp_limit", "swiglu_alpha": "gemm1_alpha", "swiglu_beta": "gemm1_beta"}
 
 
 def make_rows_experts(name: ExpertsName) -> RowsExperts:
@@ -58,7 +60,9 @@ def check_layer(moe_config: FusedMoEConfig, quant_config: FusedMoEQuantConfig) -
         )
     allowed = _SWIGLUOAI_PARAMETERS if name.startswith("swigluoai") else _NO_PARAMETERS
     for parameter, values in allowed.items():
-        value = getattr(quant_config, parameter)
+        value = getattr(quant_config, _IN_QUANT_CONFIG[parameter])
+        if value is None:
+            value = getattr(moe_config, parameter, None)
         if value not in values:
             raise UnsupportedError(
                 f"{parameter} = {value!r} with activation {name!r} is not implemented; it must be one of {values}. "

@@ -14,11 +14,15 @@ from vllm_ascend_moe.experts.reference import ReferenceExperts
 from vllm_ascend_moe.experts.torch_form import TorchExperts
 from vllm_ascend_moe.integration import experts
 
+_PARAMETERS = {"swiglu_limit": "gemm1_clamp_limit", "swiglu_alpha": "gemm1_alpha", "swiglu_beta": "gemm1_beta"}
 
-def check(activation: MoEActivation, *, lora: bool = False, **parameters: float) -> None:
+
+def check(activation: MoEActivation, *, lora: bool = False, in_quant_config: bool = False, **given: float) -> None:
     """Hand-made stand-ins with the fields the check reads; a real layer is built by every engine test."""
-    quant = {"gemm1_clamp_limit": None, "gemm1_alpha": None, "gemm1_beta": None, **parameters}
-    experts.check_layer(SimpleNamespace(activation=activation, is_lora_enabled=lora), SimpleNamespace(**quant))
+    moe = {name: None if in_quant_config else given.get(name) for name in _PARAMETERS}
+    quant = {field: given.get(name) if in_quant_config else None for name, field in _PARAMETERS.items()}
+    layer = SimpleNamespace(activation=activation, is_lora_enabled=lora, **moe)
+    experts.check_layer(layer, SimpleNamespace(**quant))
 
 
 @pytest.mark.parametrize(
@@ -29,7 +33,7 @@ def test_accepts(activation: MoEActivation) -> None:
 
 
 def test_accepts_the_published_parameters_of_swigluoai() -> None:
-    check(MoEActivation.SWIGLUOAI, gemm1_alpha=1.702, gemm1_beta=1.0, gemm1_clamp_limit=7.0)
+    check(MoEActivation.SWIGLUOAI, swiglu_alpha=1.702, swiglu_beta=1.0, swiglu_limit=7.0)
 
 
 def test_refuses_an_activation_it_does_not_implement() -> None:
@@ -37,11 +41,12 @@ def test_refuses_an_activation_it_does_not_implement() -> None:
         check(MoEActivation.SITU)
 
 
-@pytest.mark.parametrize("parameters", [{"gemm1_clamp_limit": 10.0}, {"gemm1_alpha": 2.0}], ids=str)
-def test_refuses_parameters_it_would_ignore(parameters: dict[str, float]) -> None:
+@pytest.mark.parametrize("in_quant_config", [False, True], ids=["layer", "quant-config"])
+@pytest.mark.parametrize("parameters", [{"swiglu_limit": 10.0}, {"swiglu_alpha": 2.0}], ids=str)
+def test_refuses_parameters_it_would_ignore(parameters: dict[str, float], in_quant_config: bool) -> None:
     [name] = parameters
     with pytest.raises(UnsupportedError, match=f"{name} = "):
-        check(MoEActivation.SILU, **parameters)
+        check(MoEActivation.SILU, in_quant_config=in_quant_config, **parameters)
 
 
 def test_refuses_lora() -> None:
