@@ -29,7 +29,7 @@ def draw(rows: Sequence[dict[str, Any]], path: Path, *, against: str) -> None:
     from matplotlib import pyplot
 
     device = any(row["kernels"] for row in rows)
-    panels = [("even", "host"), ("even", "wall")] if device else [("even", "wall"), ("skewed", "wall")]
+    panels = [("even", "host"), ("even", "wall")] if device else [("even", "host"), ("skewed", "host")]
     figure, axes = pyplot.subplots(1, len(panels), figsize=(11, 4.2), sharey=True)
     for axis, (pattern, clock) in zip(axes, panels, strict=True):
         for method, (color, marker) in STYLES.items():
