@@ -31,7 +31,7 @@ def test_logged_once(no_extension, caplog):
     with caplog.at_level(logging.WARNING):
         assert not native_available()
         assert not native_available()
-    assert [r.message for r in caplog.records if "pip install" in r.message].__len__() == 1
+    assert len([r for r in caplog.records if "pip install" in r.message]) == 1
     assert available_isas(torch.bfloat16) == []
 
 
