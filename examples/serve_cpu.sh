@@ -11,15 +11,16 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 make --silent setup
 
-name="${1:-}"
-if [ -z "$name" ]; then
+case "${1:-}" in
+"" | -*)
   model="${TMPDIR:-/tmp}/vllm-ascend-moe-tiny"
   .venv/bin/python -c "
 import sys; from pathlib import Path
 from vllm_ascend_moe.testing.tiny_models import make_tiny_model
 make_tiny_model('qwen3_moe', Path(sys.argv[1]))" "$model"
-  set -- "$model" --served-model-name tiny --max-model-len 512
-fi
+  set -- "$model" --served-model-name tiny --max-model-len 512 "$@"
+  ;;
+esac
 
 # --data-parallel-size 2       two engines, each with its own requests and KV cache
 # --enable-expert-parallel     each engine holds half of the experts instead of all of them

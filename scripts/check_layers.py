@@ -51,6 +51,7 @@ OUTSIDE: dict[str, set[str]] = {
     "triton": {"kernels", "experts/batched_triton.py", "tools/ascend_check/lower.py", "tools/ascend_check/specs.py"},
     "ascendnpuir": {"tools/ascend_check/lower.py"},
     "pydantic": {"config"},
+    "packaging": {"platform"},
     "transformers": {"testing"},
     "tokenizers": {"testing"},
     "safetensors": {"testing"},

@@ -68,13 +68,13 @@ def parse_config(additional_config: object) -> AscendMoEConfig:
     """Reads our section of vLLM's ``additional_config``.
 
     Args:
-        additional_config: what vLLM's configuration holds: a dict, or None.
+        additional_config: what vLLM's configuration holds. Anything but a mapping has no section of ours.
 
     Returns:
         The validated section; defaults where it is absent.
 
     Raises:
-        ConfigError: an unknown key, a wrong value, or something that is not an object.
+        ConfigError: an unknown key, a wrong value, or a section that is not an object.
     """
     if not isinstance(additional_config, Mapping):
         return AscendMoEConfig()

@@ -1,4 +1,7 @@
-"""Every environment variable of this package, typed, in one table. Nothing else reads the environment.
+"""Every ``ASCEND_MOE_`` variable read at run time, typed, in one table; nothing else reads them.
+
+(setup.py has one more, ``ASCEND_MOE_BUILD``. Variables of vLLM and PyTorch are set where processes are started:
+``integration/cpu_binding.py``, ``integration/generate.py``, ``testing/launch.py``.)
 
 Names begin with ``ASCEND_MOE_``: vLLM rejects unknown names that begin with ``VLLM_``.
 """

@@ -6,6 +6,8 @@ import logging
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
+from packaging.version import Version
+
 from vllm_ascend_moe import envs
 from vllm_ascend_moe.errors import MissingDependencyError
 
@@ -42,8 +44,7 @@ def check_vllm_version() -> str:
         MissingDependencyError: no vLLM, or a version outside the supported range.
     """
     name, text = vllm_version()
-    release = tuple(int(part) for part in text.split("+")[0].split(".")[:2] if part.isdigit())
-    if not OLDEST_VLLM <= release <= NEWEST_VLLM:
+    if not OLDEST_VLLM <= Version(text).release[:2] <= NEWEST_VLLM:
         raise MissingDependencyError(
             f"{name} {text} is installed, but vllm-ascend-moe needs "
             f"{'.'.join(map(str, OLDEST_VLLM))} to {'.'.join(map(str, NEWEST_VLLM))}. Install one of these, "
@@ -75,8 +76,8 @@ def choose_platform() -> str | None:
         raise
     if find_spec("torch_npu") is not None:
         logger.warning(
-            "torch_npu is installed but vllm-ascend is not: vLLM has no platform for the NPU. "
-            "Install vllm-ascend; this plugin then speeds up its MoE layers."
+            "torch_npu is installed but vllm-ascend is not: vLLM has no platform for the NPU. Install vllm-ascend; "
+            "this plugin then leaves platform and layers to it."
         )
         return None
     return _host_platform()

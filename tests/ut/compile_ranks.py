@@ -35,7 +35,7 @@ CASES = {
 def make_context(kind: str, sizes: list[int], rank: int) -> ForwardContext:
     context = ForwardContext({}, {}, {})
     if kind == "layout":
-        layouts = ForwardLayouts(by_group={"ep": TokenLayout.of(sizes, rank)})
+        layouts = ForwardLayouts(by_group={"ep": TokenLayout.of(sizes, rank)}, active="ep")
         context.additional_kwargs[FORWARD_LAYOUTS_KEY] = layouts
     elif kind == "DP metadata":
         context.dp_metadata = DPMetadata(torch.tensor(sizes, dtype=torch.int32))

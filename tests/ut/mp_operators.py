@@ -66,7 +66,7 @@ def run_operators(rank: int, ranks: int, size_vectors: dict[str, list[int]]) -> 
     holder = load_operators(ep_group, dp_group)
     report = {}
     for name, sizes in size_vectors.items():
-        layouts = ForwardLayouts(by_group={"ep": TokenLayout.of(sizes, rank)})
+        layouts = ForwardLayouts(by_group={"ep": TokenLayout.of(sizes, rank)}, active="ep")
         holder.context = SimpleNamespace(dp_metadata=None, additional_kwargs={FORWARD_LAYOUTS_KEY: layouts})
         report[name] = _result(lambda sizes=sizes: [round_trip(rank, sizes, w, d) for w in WIDTHS for d in DTYPES])
     counts = [5, 2, 0, 3, 1, 1, 4, 2][: dp_group.world_size]

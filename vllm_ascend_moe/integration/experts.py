@@ -79,13 +79,15 @@ class RowsExpertsStep(FusedMoEExpertsModular):
         check_layer(moe_config, quant_config)
         super().__init__(moe_config, quant_config)
         self.kernel = kernel
-        self._weights: ExpertWeights | None = None
+        self._weights_type = ExpertWeights
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-        """Takes the weights of the layer, repacked in place where the kernel reads them faster so."""
+        """Repacks the layer's weights in place where the kernel reads them faster so. vLLM calls this again when it
+        has written new weights."""
         w13, w2 = layer.get_parameter("w13_weight").data, layer.get_parameter("w2_weight").data
         weights = ExpertWeights(w13=w13, w2=w2, w13_bias=self.w1_bias, w2_bias=self.w2_bias)
-        self._weights = pack_weights(weights) if isinstance(self.kernel, NativeExperts) else weights
+        if isinstance(self.kernel, NativeExperts):
+            self._weights_type = type(pack_weights(weights))
 
     @staticmethod
     def activation_format() -> FusedMoEActivationFormat:
@@ -147,12 +149,11 @@ class RowsExpertsStep(FusedMoEExpertsModular):
         apply_router_weight_on_input: bool,
     ) -> None:
         """output [rows, H] = the weighted sum of each row's local experts; every row is written."""
-        assert self._weights is not None, "process_weights_after_loading runs before the first forward"
         self.kernel.apply(
             hidden_states,
             topk_weights,
             topk_ids,
-            self._weights,
+            self._weights_type(w13=w1, w2=w2, w13_bias=self.w1_bias, w2_bias=self.w2_bias),
             expert_map=expert_map,
             activation=activation.value,
             apply_router_weight_on_input=apply_router_weight_on_input,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed import get_dp_group, get_pcp_group, get_tp_group
+from vllm.forward_context import get_forward_context
 
-from vllm_ascend_moe.errors import UnsupportedError
+from vllm_ascend_moe.errors import LayoutError, UnsupportedError
 from vllm_ascend_moe.layout import TokenLayout
-from vllm_ascend_moe.ops.forward_layouts import ForwardLayouts, GroupName
+from vllm_ascend_moe.ops.forward_layouts import FORWARD_LAYOUTS_KEY, ForwardLayouts, GroupName
 
 if TYPE_CHECKING:
     from vllm.config import ParallelConfig
@@ -34,6 +35,23 @@ def communication_group(parallel: FusedMoEParallelConfig, tp_size: int) -> Group
             return "ep"
         return "dp"
     return "pcp" if parallel.use_ep and parallel.pcp_size > 1 else None
+
+
+def current_layouts() -> ForwardLayouts:
+    """The layouts our platform made for this forward.
+
+    Raises:
+        LayoutError: there are none: the layer runs outside vLLM's set_forward_context, or without token counts.
+    """
+    layouts = get_forward_context().additional_kwargs.get(FORWARD_LAYOUTS_KEY)
+    if layouts is None:
+        raise LayoutError(
+            "forward context",
+            "no token layouts",
+            "one with the token counts of all ranks",
+            "Run the layer inside vLLM's set_forward_context with num_tokens.",
+        )
+    return layouts
 
 
 def make_forward_layouts(parallel_config: ParallelConfig, dp_metadata: Any, num_tokens: int | None) -> ForwardLayouts:

@@ -55,10 +55,11 @@ class AscendMoEUnquantizedMethod(UnquantizedFusedMoEMethod):
 
     def _prepare_finalize(self) -> FusedMoEPrepareAndFinalizeModular:
         parallel = self.moe.moe_parallel_config
-        if communication_group(parallel, get_tp_group().world_size) is None:
+        group = communication_group(parallel, get_tp_group().world_size)
+        if group is None:
             return LocalPrepareFinalize()
         packed = DEFAULT_PACKED_BYTES if self.config.packed_bytes is None else self.config.packed_bytes
-        return PaddedPrepareFinalize(parallel.dp_size, packed)
+        return PaddedPrepareFinalize(group, parallel.dp_size, packed)
 
     def _experts(self, quant_config: FusedMoEQuantConfig) -> FusedMoEExpertsModular:
         if self.config.experts != "vllm":

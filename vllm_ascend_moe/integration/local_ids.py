@@ -2,7 +2,8 @@
 
 They ignore the expert map: global ids are used as indices into this rank's weights, which reads and writes out of
 bounds (a segmentation fault on vLLM 0.32). Between dispatch and experts, ids are therefore turned into local ones;
-whatever is not routed to this rank becomes local expert 0 with weight 0, which costs time and adds exactly 0.
+whatever is not routed to this rank becomes local expert 0 with weight 0. That costs time and, for finite values, adds
+exactly 0.
 """
 
 from __future__ import annotations

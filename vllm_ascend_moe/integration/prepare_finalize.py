@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from vllm.model_executor.layers.fused_moe import FusedMoEQuantConfig
 from vllm.model_executor.layers.fused_moe.modular_kernel import (
@@ -14,6 +16,8 @@ from vllm.model_executor.layers.fused_moe.topk_weight_and_reduce import TopKWeig
 
 from vllm_ascend_moe.comm.padded_all_gather import PAD_VALUES, row_bytes
 from vllm_ascend_moe.errors import ShapeError
+from vllm_ascend_moe.integration.forward_state import current_layouts
+from vllm_ascend_moe.ops.forward_layouts import GroupName
 from vllm_ascend_moe.ops.native import packed_all_gather
 from vllm_ascend_moe.ops.register_custom_ops import group_and_layout
 
@@ -98,13 +102,15 @@ class PaddedPrepareFinalize(_RowsPrepareFinalize):
     """Through the two padded-layout operators; the layout is the forward context's, so no state is kept here.
 
     Args:
+        group: which ranks the layer communicates with.
         num_dispatchers: DP ranks, as vLLM counts them.
         packed_bytes: up to this many bytes a rank, hidden states, ids and weights travel in one packed collective
             instead of one operator call each; 0 never packs. The same on every rank.
     """
 
-    def __init__(self, num_dispatchers: int, packed_bytes: int) -> None:
+    def __init__(self, group: GroupName, num_dispatchers: int, packed_bytes: int) -> None:
         super().__init__()
+        self.group: GroupName = group
         self._num_dispatchers = num_dispatchers
         self._packed_bytes = packed_bytes
 
@@ -123,13 +129,15 @@ class PaddedPrepareFinalize(_RowsPrepareFinalize):
         defer_input_quant: bool = False,
     ) -> PrepareResultType:
         hidden = self._weighted_input(a1, topk_weights, apply_router_weight_on_input)
-        tensors = [hidden, topk_weights, topk_ids]
+        with current_layouts().use(self.group):
+            hidden, topk_weights, topk_ids = self._gather([hidden, topk_weights, topk_ids])
+        return hidden, None, None, topk_ids, topk_weights
+
+    def _gather(self, tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
         group, layout = group_and_layout()
         if layout is not None and layout.max_local_size * row_bytes(tensors) <= self._packed_bytes:
-            hidden, topk_weights, topk_ids = packed_all_gather(tensors, PAD_VALUES[:3], layout.max_local_size, group)
-        else:
-            hidden, topk_weights, topk_ids = map(torch.ops.vllm.maybe_all_gather_and_maybe_unpad, tensors)
-        return hidden, None, None, topk_ids, topk_weights
+            return packed_all_gather(tensors, PAD_VALUES[:3], layout.max_local_size, group)
+        return [torch.ops.vllm.maybe_all_gather_and_maybe_unpad(x) for x in tensors]
 
     def finalize(
         self,
@@ -141,4 +149,5 @@ class PaddedPrepareFinalize(_RowsPrepareFinalize):
         weight_and_reduce_impl: TopKWeightAndReduce,
     ) -> None:
         self._check_reduced(weight_and_reduce_impl)
-        output.copy_(torch.ops.vllm.maybe_pad_and_reduce(fused_expert_output))
+        with current_layouts().use(self.group):
+            output.copy_(torch.ops.vllm.maybe_pad_and_reduce(fused_expert_output))

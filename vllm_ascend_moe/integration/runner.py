@@ -19,7 +19,7 @@ from vllm_ascend_moe.ops.forward_layouts import FORWARD_LAYOUTS_KEY
 
 
 class AscendMoERunner(MoERunner):
-    """Runs the layer inside vLLM's opaque operator, with this forward's layout selected.
+    """Runs the layer inside vLLM's opaque operator, with this forward's layout selected for tracing.
 
     On CPU stock vLLM lets Dynamo trace into the layer. It traces once and never guards, so token counts of the first
     step (and ``.tolist()`` of them, which cannot be traced) would end up in the graph. The opaque operator is what
@@ -36,10 +36,10 @@ class AscendMoERunner(MoERunner):
     def _forward_impl(self, *args: Any, **kwargs: Any) -> Any:
         """Before the first step, makes sure that the method honours the expert map."""
         if not self._checked_expert_map:
-            self._checked_expert_map = True
             method = self.routed_experts.quant_method
             if self.moe_config.moe_parallel_config.use_ep and not isinstance(method, AscendMoEUnquantizedMethod):
                 make_ids_local(method, self.layer_name, self.routed_experts.local_num_experts)
+            self._checked_expert_map = True
         return super()._forward_impl(*args, **kwargs)
 
     @contextmanager
@@ -50,6 +50,6 @@ class AscendMoERunner(MoERunner):
             with super()._sequence_parallel_context(), traced_layer(self.layer_name, None):
                 yield
             return
-        group = communication_group(self.moe_config.moe_parallel_config, get_tp_group().world_size) or "dp"
+        group = communication_group(self.moe_config.moe_parallel_config, get_tp_group().world_size)
         with super()._sequence_parallel_context(), layouts.use(group), traced_layer(self.layer_name, layouts):
             yield

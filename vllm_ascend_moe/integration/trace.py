@@ -82,10 +82,11 @@ def traced_layer(layer_name: str, layouts: ForwardLayouts | None) -> Iterator[No
         return
     with CollectiveCounter() as counter:
         yield
-    layout = layouts.by_group.get(layouts.active) if layouts is not None else None
+    group = None if layouts is None else layouts.active
+    layout = None if layouts is None or group is None else layouts.by_group.get(group)
     line = {
         "layer": layer_name,
-        "group": layouts.active if layouts is not None else None,
+        "group": group,
         "rank": None if layout is None else layout.rank,
         "local_sizes": None if layout is None else layout.local_sizes,
         "collectives": counter.collectives,

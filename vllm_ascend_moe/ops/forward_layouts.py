@@ -25,13 +25,13 @@ FORWARD_LAYOUTS_KEY = "ascend_moe_layouts"
 
 @dataclass
 class ForwardLayouts:
-    """Layouts by group name, and which of them the layer that runs now uses."""
+    """Layouts by group name, and which of them the layer that runs now uses (None: no layer has said)."""
 
     by_group: dict[GroupName, TokenLayout] = field(default_factory=dict)
-    active: GroupName = "ep"
+    active: GroupName | None = None
 
     @contextmanager
-    def use(self, group: GroupName) -> Iterator[None]:
+    def use(self, group: GroupName | None) -> Iterator[None]:
         """Selects the group of the layer that runs inside the ``with`` block."""
         before, self.active = self.active, group
         try:
@@ -45,7 +45,7 @@ class ForwardLayouts:
         Raises:
             LayoutError: this forward has no layout for that group.
         """
-        layout = self.by_group.get(self.active)
+        layout = None if self.active is None else self.by_group.get(self.active)
         if layout is None:
             raise LayoutError(
                 "group",

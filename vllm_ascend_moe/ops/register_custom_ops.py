@@ -62,7 +62,7 @@ def group_and_layout() -> tuple[Group, TokenLayout | None]:
     """The group this forward's layer communicates over, and its layout (None: no token counts, all ranks equal)."""
     context = get_forward_context()
     layouts = (getattr(context, "additional_kwargs", None) or {}).get(FORWARD_LAYOUTS_KEY)
-    if layouts is not None and layouts.by_group:
+    if layouts is not None and layouts.active is not None:
         group = {"ep": get_ep_group, "dp": get_dp_group, "pcp": get_pcp_group}[layouts.active]()
         return group, layouts.layout()
     dp_metadata, ep_group = context.dp_metadata, get_ep_group()

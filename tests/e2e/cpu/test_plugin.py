@@ -78,6 +78,13 @@ def test_switched_off_by_our_variable() -> None:
     assert lines(run_python(_REPORT, ASCEND_MOE_ENABLE="0")) == _STOCK
 
 
+def test_a_bypassed_platform_is_reported() -> None:
+    """VLLM_TARGET_DEVICE=cpu makes vLLM skip platform plugins; ours then says what will not work, and why."""
+    done = run_python(_REPORT, VLLM_TARGET_DEVICE="cpu")
+    assert lines(done) == ["platform vllm.platforms.cpu", "operators True", "layers []"]
+    assert "VLLM_TARGET_DEVICE=cpu makes vLLM skip all platform plugins" in done.stdout + done.stderr
+
+
 def test_registering_twice_is_harmless() -> None:
     code = (
         _REPORT + "from vllm_ascend_moe import register_ops\nregister_ops()\nregister_ops()\nprint('platform twice')\n"

@@ -3,11 +3,16 @@ That the answers are right is tested with real engines (DeepSeek-V3 with DP=2 x 
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 from vllm.config import ParallelConfig
+from vllm.platforms.cpu import CpuPlatform
 
+from vllm_ascend_moe.errors import UnsupportedError
+from vllm_ascend_moe.integration.cpu_platform import AscendMoECpuPlatform
 from vllm_ascend_moe.integration.cpu_worker import FewestTokensDispatcher
 
 
@@ -31,11 +36,48 @@ def test_only_one_token_is_rounded_up() -> None:
     assert dispatcher.cudagraph_keys == {"a": 1}
 
 
+WORKER = "vllm_ascend_moe.integration.cpu_worker.AscendMoECPUWorker"
+
+
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch):
+    """checked(...) -> the parallel configuration after our platform has seen it; vLLM's own part is left out."""
+    monkeypatch.setattr(CpuPlatform, "check_and_update_config", classmethod(lambda cls, config: None))
+
+    def check(worker_cls: str = "auto", quantization: str | None = None, transformers: bool = False, **sizes: object):
+        parallel = ParallelConfig(worker_cls=worker_cls, **sizes)
+        model = SimpleNamespace(quantization=quantization, using_transformers_backend=lambda: transformers)
+        config = SimpleNamespace(
+            parallel_config=parallel,
+            model_config=model,
+            additional_config={"ascend_moe": {"bind_cpus": False}},
+        )
+        AscendMoECpuPlatform.check_and_update_config(config)
+        return parallel
+
+    return check
+
+
 @pytest.mark.parametrize(
     ("dp", "tp", "ep", "ours"),
     [(2, 2, True, True), (2, 1, True, False), (1, 2, True, False), (2, 2, False, False)],
     ids=["dp-tp-ep", "no-tp", "no-dp", "no-ep"],
 )
-def test_needed_exactly_where_vllm_makes_moe_sequence_parallel(dp: int, tp: int, ep: bool, ours: bool) -> None:
-    config = ParallelConfig(data_parallel_size=dp, tensor_parallel_size=tp, enable_expert_parallel=ep)
-    assert config.use_sequence_parallel_moe is ours
+def test_chosen_exactly_where_vllm_makes_moe_sequence_parallel(dp: int, tp: int, ep: bool, ours: bool, checked) -> None:
+    parallel = checked(data_parallel_size=dp, tensor_parallel_size=tp, enable_expert_parallel=ep)
+    assert (parallel.worker_cls == WORKER) is ours
+
+
+def test_another_worker_is_kept_but_warned_of(checked, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="vllm.ascend_moe"):
+        parallel = checked("my.Worker", data_parallel_size=2, tensor_parallel_size=2, enable_expert_parallel=True)
+    assert parallel.worker_cls == "my.Worker"
+    assert "worker_cls = my.Worker" in caplog.text
+
+
+def test_layers_the_plugin_does_not_reach_are_refused(checked) -> None:
+    with pytest.raises(UnsupportedError, match="Transformers backend"):
+        checked(quantization="fp8", transformers=True, enable_expert_parallel=True)
+    checked(quantization="fp8", transformers=True)
+    checked(quantization="fp8", enable_expert_parallel=True)
+    checked(transformers=True, enable_expert_parallel=True)

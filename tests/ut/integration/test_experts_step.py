@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from types import SimpleNamespace
 
 import pytest
@@ -72,20 +71,3 @@ def test_native_by_name_without_the_extension_says_how_to_build_it(monkeypatch: 
     monkeypatch.setattr(experts, "native_available", lambda: False)
     with pytest.raises(MissingDependencyError, match="pip install --no-build-isolation"):
         experts.make_rows_experts("native")
-
-
-def test_cores_are_dealt_evenly_and_only_where_needed(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
-    from vllm.config import ParallelConfig
-
-    from vllm_ascend_moe.integration.cpu_binding import bind_workers, deal_cores
-
-    assert deal_cores([0, 1, 2, 3], 2) == "0,1|2,3"
-    assert deal_cores([4, 5], 4) == "4|5|4|5"
-    assert deal_cores([0, 1, 2, 3, 4], 2) == "0,1|2,3"
-    monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND", raising=False)
-    with caplog.at_level(logging.INFO):
-        bind_workers(ParallelConfig())
-        assert "VLLM_CPU_OMP_THREADS_BIND" not in __import__("os").environ
-    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0-3|4-7")
-    bind_workers(ParallelConfig(data_parallel_size=2, data_parallel_size_local=2))
-    assert __import__("os").environ["VLLM_CPU_OMP_THREADS_BIND"] == "0-3|4-7"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import product
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -121,6 +122,14 @@ def test_active_group_is_restored_and_a_missing_one_is_named() -> None:
 
     with pytest.raises(RuntimeError, match="layer failed"):
         failing_layer()
-    assert layouts.active == "ep"
-    with pytest.raises(LayoutError, match="group = 'ep'"):
+    assert layouts.active is None
+    with pytest.raises(LayoutError, match="group = None"):
         layouts.layout()
+    with layouts.use("ep"), pytest.raises(LayoutError, match="group = 'ep'"):
+        layouts.layout()
+
+
+def test_no_layouts_is_an_error_that_says_where_to_run_the_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forward_state, "get_forward_context", lambda: SimpleNamespace(additional_kwargs={}))
+    with pytest.raises(LayoutError, match="Run the layer inside vLLM's set_forward_context"):
+        forward_state.current_layouts()
