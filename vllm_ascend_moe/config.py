@@ -16,7 +16,7 @@ from vllm_ascend_moe.errors import ConfigError
 
 SECTION = "ascend_moe"
 CommName = Literal["auto", "padded_allgather"]
-ExpertsName = Literal["auto", "native", "torch", "reference", "vllm"]
+ExpertsName = Literal["auto", "native", "torch", "reference", "triton", "vllm"]
 
 
 class AscendMoEConfig(BaseModel):
@@ -26,7 +26,8 @@ class AscendMoEConfig(BaseModel):
 
     comm: CommName = Field(default="auto", description="How tokens reach experts. auto: padded_allgather.")
     experts: ExpertsName = Field(
-        default="auto", description="Expert kernel. auto: native where it is built, else torch."
+        default="auto",
+        description="Expert kernel; see experts/select.py. vllm: vLLM's own for CPU, with ids made local to the rank.",
     )
     packed_bytes: int | None = Field(
         default=None,

@@ -26,7 +26,7 @@ def test_values_are_taken() -> None:
         ({"exprts": "native"}, ["additional_config.ascend_moe.exprts = 'native'", "known keys are comm, experts"]),
         (
             {"experts": "fast"},
-            ["additional_config.ascend_moe.experts = 'fast'", "'native', 'torch', 'reference' or 'vllm'"],
+            ["additional_config.ascend_moe.experts = 'fast'", "'torch', 'reference', 'triton' or 'vllm'"],
         ),
         ({"bind_cpus": "yes"}, ["additional_config.ascend_moe.bind_cpus = 'yes'", "boolean"]),
         ({"bind_cpus": 1}, ["additional_config.ascend_moe.bind_cpus = 1", "boolean"]),

@@ -14,36 +14,16 @@ from vllm.model_executor.layers.fused_moe import (
 from vllm.model_executor.layers.fused_moe.modular_kernel import ExpertTokensMetadata, TopKWeightAndReduce
 from vllm.model_executor.layers.fused_moe.topk_weight_and_reduce import TopKWeightAndReduceNoOP
 
-from vllm_ascend_moe.config import ExpertsName
-from vllm_ascend_moe.errors import MissingDependencyError, UnsupportedError
+from vllm_ascend_moe.errors import UnsupportedError
 from vllm_ascend_moe.experts.activation import ACTIVATIONS
 from vllm_ascend_moe.experts.base import ExpertWeights, RowsExperts
 from vllm_ascend_moe.experts.native import NativeExperts, pack_weights
-from vllm_ascend_moe.experts.reference import ReferenceExperts
-from vllm_ascend_moe.experts.torch_form import TorchExperts
-from vllm_ascend_moe.ops.extension import native_available
 
 # The constants of gpt-oss, which our swigluoai activations implement; None stands for vLLM's default, the same.
 _SWIGLUOAI_PARAMETERS = {"swiglu_limit": (None, 7.0), "swiglu_alpha": (None, 1.702), "swiglu_beta": (None, 1.0)}
 _NO_PARAMETERS = dict.fromkeys(_SWIGLUOAI_PARAMETERS, (None,))
 # vLLM keeps each of them in two places; the quantisation configuration's comes first.
 _IN_QUANT_CONFIG = {"swiglu_limit": "gemm1_clamp_limit", "swiglu_alpha": "gemm1_alpha", "swiglu_beta": "gemm1_beta"}
-
-
-def make_rows_experts(name: ExpertsName) -> RowsExperts:
-    """The kernel a configuration names: "auto" is native where the extension is built, else torch.
-
-    Raises:
-        MissingDependencyError: "native" is asked for by name, but the extension is not built.
-    """
-    if name == "reference":
-        return ReferenceExperts()
-    if name == "native" and not native_available():
-        raise MissingDependencyError(
-            'experts = "native" needs the native extension, which is not built. Build it with '
-            '`pip install --no-build-isolation -e .`, or choose "auto".'
-        )
-    return NativeExperts() if name != "torch" and native_available() else TorchExperts()
 
 
 def check_layer(moe_config: FusedMoEConfig, quant_config: FusedMoEQuantConfig) -> None:

@@ -17,10 +17,12 @@ from vllm.model_executor.layers.fused_moe.oracle.unquantized import (
     UnquantizedMoeBackend,
     select_unquantized_moe_backend,
 )
+from vllm.platforms import current_platform
 
 from vllm_ascend_moe.comm.padded_all_gather import DEFAULT_PACKED_BYTES
 from vllm_ascend_moe.config import parse_config
-from vllm_ascend_moe.integration.experts import RowsExpertsStep, make_rows_experts
+from vllm_ascend_moe.experts.select import make_rows_experts
+from vllm_ascend_moe.integration.experts import RowsExpertsStep
 from vllm_ascend_moe.integration.forward_state import communication_group
 from vllm_ascend_moe.integration.local_ids import LocalIdsPrepareFinalize
 from vllm_ascend_moe.integration.prepare_finalize import LocalPrepareFinalize, PaddedPrepareFinalize
@@ -63,7 +65,8 @@ class AscendMoEUnquantizedMethod(UnquantizedFusedMoEMethod):
 
     def _experts(self, quant_config: FusedMoEQuantConfig) -> FusedMoEExpertsModular:
         if self.config.experts != "vllm":
-            return RowsExpertsStep(self.moe, quant_config, make_rows_experts(self.config.experts))
+            kernel = make_rows_experts(self.config.experts, current_platform.device_type)
+            return RowsExpertsStep(self.moe, quant_config, kernel)
         _, experts_cls = select_unquantized_moe_backend(self.moe)
         assert experts_cls is not None, "vLLM has kernels of its own for every platform we subclass"
         experts = experts_cls(self.moe, quant_config)

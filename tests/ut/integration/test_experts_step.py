@@ -1,4 +1,4 @@
-"""What our experts step accepts and refuses, and which kernel a configuration names."""
+"""What our experts step accepts and refuses."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ from types import SimpleNamespace
 import pytest
 from vllm.model_executor.layers.fused_moe import MoEActivation
 
-from vllm_ascend_moe.errors import MissingDependencyError, UnsupportedError
-from vllm_ascend_moe.experts.native import NativeExperts
-from vllm_ascend_moe.experts.reference import ReferenceExperts
-from vllm_ascend_moe.experts.torch_form import TorchExperts
+from vllm_ascend_moe.errors import UnsupportedError
 from vllm_ascend_moe.integration import experts
 
 _PARAMETERS = {"swiglu_limit": "gemm1_clamp_limit", "swiglu_alpha": "gemm1_alpha", "swiglu_beta": "gemm1_beta"}
@@ -51,23 +48,3 @@ def test_refuses_parameters_it_would_ignore(parameters: dict[str, float], in_qua
 def test_refuses_lora() -> None:
     with pytest.raises(UnsupportedError, match="LoRA"):
         check(MoEActivation.SILU, lora=True)
-
-
-@pytest.mark.parametrize(
-    ("built", "expected"),
-    [
-        (True, {"auto": NativeExperts, "native": NativeExperts, "torch": TorchExperts, "reference": ReferenceExperts}),
-        (False, {"auto": TorchExperts, "torch": TorchExperts, "reference": ReferenceExperts}),
-    ],
-    ids=["extension-built", "not-built"],
-)
-def test_kernel_by_name(built: bool, expected: dict[str, type], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(experts, "native_available", lambda: built)
-    for name, kernel in expected.items():
-        assert type(experts.make_rows_experts(name)) is kernel
-
-
-def test_native_by_name_without_the_extension_says_how_to_build_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(experts, "native_available", lambda: False)
-    with pytest.raises(MissingDependencyError, match="pip install --no-build-isolation"):
-        experts.make_rows_experts("native")
