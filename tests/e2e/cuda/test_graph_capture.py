@@ -16,7 +16,10 @@ from vllm_ascend_moe.testing.launch import launch
 
 pytestmark = [
     pytest.mark.cuda,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, two to move anything between ranks"),
+    pytest.mark.skipif(
+        not torch.cuda.is_available(),
+        reason="needs a CUDA GPU (two to move anything between ranks); run there: pytest tests/e2e/cuda",
+    ),
 ]
 RANKS = min(2, torch.cuda.device_count())
 EXPERTS, TOP_K, HIDDEN = 8, 4, 256

@@ -23,7 +23,7 @@ from vllm_ascend_moe.experts.reference import ReferenceExperts, local_slots
 pytestmark = pytest.mark.cuda
 triton = pytest.importorskip("triton")
 if not torch.cuda.is_available():
-    pytest.skip("needs a CUDA GPU", allow_module_level=True)
+    pytest.skip("needs a CUDA GPU; run there: pytest tests/e2e/cuda", allow_module_level=True)
 
 from vllm_ascend_moe.experts.batched_triton import TritonBatchedExperts
 from vllm_ascend_moe.experts.rows_triton import TritonRowsExperts
