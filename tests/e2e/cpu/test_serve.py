@@ -25,9 +25,15 @@ _STOP_TIMEOUT_S = 60
 
 
 class Server:
-    """One ``vllm serve`` in a process group of its own."""
+    """One ``vllm serve`` in a process group of its own, as part of two data-parallel engines.
 
-    def __init__(self, model: str, log: Path) -> None:
+    Args:
+        model: folder.
+        log: file for its output.
+        more: further arguments: none makes this server start both engines.
+    """
+
+    def __init__(self, model: str, log: Path, *more: str) -> None:
         self.log, self.port, self.model = log, free_port(), model
         command = [
             *(sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model),
@@ -37,6 +43,7 @@ class Server:
             # Without it vLLM kills its engines at once, and its own front end reports them as dead.
             *("--shutdown-timeout", "30"),
             *("--additional-config", '{"ascend_moe": {"comm": "padded_allgather"}}'),
+            *more,
         ]
         env = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
         with log.open("w") as file:
@@ -73,37 +80,66 @@ class Server:
         assert answer.status_code == 200, answer.text
         return answer.json()["choices"][0]["token_ids"]
 
+    def stop(self, *, alone: bool) -> None:
+        """Ends it as an operator would; it must end well and leave nothing behind. Where it is ``alone`` it must have
+        reported nothing too; with a peer, vLLM reports the one that is gone first."""
+        workers = psutil.Process(self.process.pid).children(recursive=True)
+        assert workers
+        self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(_STOP_TIMEOUT_S)
+        _, alive = psutil.wait_procs(workers, timeout=_STOP_TIMEOUT_S)
+        assert alive == [], f"left behind: {[p.cmdline() for p in alive if p.is_running()]}"
+        log = self.log.read_text()
+        assert code == 0, log[-4000:]
+        assert not alone or "Traceback" not in log, log[log.find("Traceback") :][:4000]
+
     def kill(self) -> None:
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
 
 
 @pytest.fixture
-def server(model_path: Callable[[str, str], str], tmp_path: Path) -> Iterator[Server]:
-    started = Server(model_path("qwen3_moe", "float32"), tmp_path / "serve.log")
-    try:
-        started.wait_until_ready()
-        yield started
-    finally:
-        started.kill()
+def serve(model_path: Callable[[str, str], str], tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    """serve(*more) -> a server that starts; all are killed at the end, also after a failure."""
+    servers: list[Server] = []
+
+    def start(*more: str) -> Server:
+        servers.append(Server(model_path("qwen3_moe", "float32"), tmp_path / f"serve-{len(servers)}.log", *more))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.kill()
 
 
 def test_serves_concurrent_uneven_requests_then_one_then_stops(
-    server: Server, single_engine: Callable[[str, str], list[Generated]]
+    serve: Callable[..., Server], single_engine: Callable[[str, str], list[Generated]]
 ) -> None:
     expected = [result.tokens for result in single_engine("qwen3_moe", "float32")]
     uneven = make_requests(0)
+    server = serve()
+    server.wait_until_ready()
     with ThreadPoolExecutor(len(uneven)) as pool:
         assert list(pool.map(server.complete, uneven)) == expected
     # One short request alone: the other rank is idle and must take part all the same.
     assert server.complete(uneven[2]) == expected[2]
+    server.stop(alone=True)
 
-    workers = psutil.Process(server.process.pid).children(recursive=True)
-    assert len(workers) >= 2
-    server.process.send_signal(signal.SIGTERM)
-    code = server.process.wait(_STOP_TIMEOUT_S)
-    _, alive = psutil.wait_procs(workers, timeout=_STOP_TIMEOUT_S)
-    assert alive == [], f"left behind: {[p.cmdline() for p in alive if p.is_running()]}"
-    log = server.log.read_text()
-    assert code == 0, log[-4000:]
-    assert "Traceback" not in log, log[log.find("Traceback") :][:4000]
+
+def test_two_servers_behind_an_external_load_balancer(
+    serve: Callable[..., Server], single_engine: Callable[[str, str], list[Generated]]
+) -> None:
+    """One server per data-parallel rank, each with an address of its own (vLLM's --data-parallel-rank)."""
+    expected = [result.tokens for result in single_engine("qwen3_moe", "float32")]
+    uneven, port = make_requests(0), str(free_port())
+    address = ("--data-parallel-address", "127.0.0.1", "--data-parallel-rpc-port", port)
+    servers = [serve("--data-parallel-rank", str(rank), *address) for rank in range(2)]
+    for server in servers:
+        server.wait_until_ready()
+    with ThreadPoolExecutor(len(uneven)) as pool:
+        answers = list(pool.map(lambda i: servers[i % 2].complete(uneven[i]), range(len(uneven))))
+    assert answers == expected
+    assert servers[1].complete(uneven[2]) == expected[2]
+    # Together: a rank that waits for a peer which is gone could not finish.
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda server: server.stop(alone=False), servers))
