@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from functools import cache
 
+import torch  # noqa: F401  the extension links against torch's libraries, which must be loaded before it
+
 logger = logging.getLogger(__name__)
 
 
