@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PACKAGE = "vllm_ascend_moe"
-BELOW_OPS = {"errors", "envs", "config", "layout"}
+BELOW_OPS = {"errors", "envs", "config", "layout", "placement"}
 
 # Which layers each layer may import, besides itself.
 LAYERS: dict[str, set[str]] = {
@@ -24,6 +24,7 @@ LAYERS: dict[str, set[str]] = {
     "envs": {"errors"},
     "config": {"errors", "envs"},
     "layout": {"errors", "envs"},
+    "placement": {"errors"},
     "ops": BELOW_OPS,
     "kernels": BELOW_OPS | {"ops"},
     "comm": BELOW_OPS | {"ops", "kernels"},

@@ -2,7 +2,7 @@
 
 Import layers, one direction only (``scripts/check_layers.py`` keeps this true)::
 
-    errors, envs  ->  config, layout  ->  ops  ->  kernels  ->  comm, experts, softnpu  ->  integration
+    errors, envs  ->  config, layout, placement  ->  ops  ->  kernels  ->  comm, experts, softnpu  ->  integration
                   ->  vllm_alias  ->  platform                                          ->  integration
                                         testing (all but integration, platform)      tools (everything)
 

@@ -30,6 +30,10 @@ class LayoutError(InvalidValueError):
     """Token counts, ranks or tensor rows that contradict the token layout of this forward."""
 
 
+class PlacementError(InvalidValueError):
+    """Experts, ranks or slots that contradict the placement of experts on ranks."""
+
+
 class ConfigError(InvalidValueError):
     """A wrong key or value in ``--additional-config '{"ascend_moe": {...}}'`` or in an environment variable."""
 
