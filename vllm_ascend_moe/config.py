@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from vllm_ascend_moe.errors import ConfigError
 
 SECTION = "ascend_moe"
-CommName = Literal["auto", "padded_allgather"]
+CommName = Literal["auto", "padded_allgather", "all_to_all", "batched_all_to_all"]
 ExpertsName = Literal["auto", "native", "torch", "reference", "triton", "vllm"]
 
 
@@ -24,7 +24,33 @@ class AscendMoEConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    comm: CommName = Field(default="auto", description="How tokens reach experts. auto: padded_allgather.")
+    comm: CommName = Field(
+        default="auto",
+        description="How tokens reach experts. auto: per forward, by the cost model of comm/select.py.",
+    )
+    max_tokens_across_dp: int | None = Field(
+        default=None,
+        ge=1,
+        description="Capacity C of batched_all_to_all: the most tokens one rank sends in one pass. null: from vLLM's "
+        "scheduler limits. The buffers grow with it.",
+    )
+    over_capacity: Literal["error", "rows"] = Field(
+        default="error",
+        description="A pass with more than C tokens on a rank: an error on every rank, or all_to_all for this pass.",
+    )
+    quantize_dispatch: Literal["none", "int8", "fp8"] = Field(
+        default="none",
+        description="Tokens go to their experts in one byte an element; the way back is not rounded.",
+    )
+    max_tokens_in_flight: int | None = Field(
+        default=None,
+        ge=1,
+        description="A layer takes so many tokens of each rank at a time, in several passes. null: all at once.",
+    )
+    exact: bool = Field(
+        default=False,
+        description="Sum in fp32 in a fixed order, so that results have the same bits with every strategy; slower.",
+    )
     experts: ExpertsName = Field(
         default="auto",
         description="Expert kernel; see experts/select.py. vllm: vLLM's own for CPU, with ids made local to the rank.",
@@ -60,9 +86,17 @@ def _describe(error: Mapping[str, Any]) -> ConfigError:
 @lru_cache(maxsize=64)
 def _parse(text: str) -> AscendMoEConfig:
     try:
-        return AscendMoEConfig.model_validate_json(text)
+        config = AscendMoEConfig.model_validate_json(text)
     except ValidationError as error:
         raise _describe(error.errors()[0]) from None
+    if config.experts == "vllm" and config.comm == "batched_all_to_all":
+        raise ConfigError(
+            f"additional_config.{SECTION}.comm",
+            config.comm,
+            "auto, padded_allgather or all_to_all with experts = 'vllm', whose kernel takes rows",
+            "Choose one of them, or another expert kernel.",
+        )
+    return config
 
 
 def parse_config(additional_config: object) -> AscendMoEConfig:

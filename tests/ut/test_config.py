@@ -23,18 +23,39 @@ def test_values_are_taken() -> None:
 @pytest.mark.parametrize(
     ("section", "parts"),
     [
-        ({"exprts": "native"}, ["additional_config.ascend_moe.exprts = 'native'", "known keys are comm, experts"]),
+        (
+            {"exprts": "native"},
+            [
+                "additional_config.ascend_moe.exprts = 'native'",
+                "known keys are comm, max_tokens",
+            ],
+        ),
         (
             {"experts": "fast"},
             ["additional_config.ascend_moe.experts = 'fast'", "'torch', 'reference', 'triton' or 'vllm'"],
         ),
         ({"bind_cpus": "yes"}, ["additional_config.ascend_moe.bind_cpus = 'yes'", "boolean"]),
         ({"bind_cpus": 1}, ["additional_config.ascend_moe.bind_cpus = 1", "boolean"]),
+        ({"comm": "pplx"}, ["additional_config.ascend_moe.comm = 'pplx'", "'all_to_all' or 'batched_all_to_all'"]),
+        ({"max_tokens_across_dp": 0}, ["additional_config.ascend_moe.max_tokens_across_dp = 0", "1"]),
+        ({"max_tokens_across_dp": 2.5}, ["additional_config.ascend_moe.max_tokens_across_dp = 2.5", "integer"]),
+        ({"max_tokens_in_flight": -4}, ["additional_config.ascend_moe.max_tokens_in_flight = -4", "1"]),
+        ({"over_capacity": "drop"}, ["additional_config.ascend_moe.over_capacity = 'drop'", "'error' or 'rows'"]),
+        ({"quantize_dispatch": "int4"}, ["additional_config.ascend_moe.quantize_dispatch = 'int4'", "'int8' or 'fp8'"]),
+        ({"exact": 1}, ["additional_config.ascend_moe.exact = 1", "boolean"]),
+        (
+            {"comm": "batched_all_to_all", "experts": "vllm"},
+            ["additional_config.ascend_moe.comm = 'batched_all_to_all'", "whose kernel takes rows"],
+        ),
         ("native", ["additional_config.ascend_moe = 'native'", "an object with keys"]),
         (["comm"], ["additional_config.ascend_moe = ['comm']", "an object with keys"]),
         ({"comm": object()}, ["additional_config.ascend_moe", "JSON values only"]),
     ],
-    ids=["unknown-key", "wrong-choice", "text-for-switch", "number-for-switch", "text", "list", "not-json"],
+    ids=[
+        *("unknown-key", "wrong-choice", "text-for-switch", "number-for-switch"),
+        *("unknown-strategy", "no-capacity", "fraction", "negative-bound", "never-dropped", "unknown-payload", "exact"),
+        *("kernel-of-rows", "text", "list", "not-json"),
+    ],
 )
 def test_refused_by_name(section: object, parts: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
