@@ -1,0 +1,84 @@
+"""Links between ranks, as the cost model sees them, with where each figure comes from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vllm_ascend_moe.errors import InvalidValueError
+
+# More ranks than any group has: one node holds them all.
+ALL_RANKS = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """What it takes to move bytes between ranks. Bandwidths are one rank's, in one direction, in 1e9 bytes a second.
+
+    Args:
+        name: for messages.
+        collective_us: from the call of a collective of no bytes until its result can be used, microseconds.
+        sync_us: the host waits for a value from the device, microseconds.
+        gb_per_s: to ranks of the same node.
+        ranks_per_node: L; node_gb_per_s: to ranks of other nodes.
+        source: where the figures come from: measured, published or assumed.
+
+    Raises:
+        InvalidValueError: a bandwidth or a node size that is not above 0.
+    """
+
+    name: str
+    collective_us: float
+    sync_us: float
+    gb_per_s: float
+    ranks_per_node: int = ALL_RANKS
+    node_gb_per_s: float = float("inf")
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        for field in ("gb_per_s", "ranks_per_node", "node_gb_per_s"):
+            if not getattr(self, field) > 0:
+                raise InvalidValueError(f"link.{field}", getattr(self, field), "above 0", "Pass the link's figure.")
+
+
+LINKS: dict[str, Link] = {
+    link.name: link
+    for link in (
+        Link(
+            name="gloo",
+            collective_us=500,
+            sync_us=0,
+            gb_per_s=1.5,
+            source="measured: benchmarks/bench_comm.py --backend gloo, 2 processes on 2 cores",
+        ),
+        Link(
+            name="nvlink",
+            collective_us=25,
+            sync_us=30,
+            gb_per_s=450,
+            ranks_per_node=8,
+            node_gb_per_s=50,
+            source="published: H200, NVLink 900 GB/s both ways, one 400 Gb/s adapter a GPU; measured: about 25 us of "
+            "host time a bare NCCL collective on two H200; assumed: sync",
+        ),
+        Link(
+            name="atlas-a2",
+            collective_us=25,
+            sync_us=30,
+            gb_per_s=196,
+            ranks_per_node=8,
+            node_gb_per_s=25,
+            source="published: Atlas 800T A2, HCCS full mesh 392 GB/s an NPU both ways, 200 Gb/s RoCE an NPU; "
+            "assumed: times, as on NCCL",
+        ),
+        Link(
+            name="atlas-a3",
+            collective_us=25,
+            sync_us=30,
+            gb_per_s=196,
+            ranks_per_node=768,
+            node_gb_per_s=25,
+            source="published: CloudMatrix384 (arXiv 2506.12708), 392 GB/s one way and 400 Gb/s RDMA an NPU of two "
+            "dies, a rank being a die, one supernode of 768; assumed: times, as on NCCL",
+        ),
+    )
+}
