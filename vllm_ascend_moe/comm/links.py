@@ -82,3 +82,15 @@ LINKS: dict[str, Link] = {
         ),
     )
 }
+
+
+def find_link(name: str) -> Link:
+    """A link by name.
+
+    Raises:
+        InvalidValueError: there is none of this name.
+    """
+    try:
+        return LINKS[name]
+    except KeyError:
+        raise InvalidValueError("link", name, f"one of {', '.join(LINKS)}", "Choose one of them.") from None

@@ -120,7 +120,7 @@ def test_captured_uneven_forwards_need_a_capacity():
 
 @pytest.mark.parametrize(("ranks", "chosen"), [(16, "padded_allgather"), (32, "padded_allgather"), (128, "all_to_all")])
 def test_between_nodes_an_all_gather_sends_a_row_to_each_node_once(ranks, chosen):
-    """Eight ranks of a node share that row; all_to_all sends one to each rank with an expert: fewer from 64 ranks on."""
+    """Eight ranks of a node share it; all_to_all sends one to each rank with an expert: less from 64 ranks on."""
     sizes = (4096,) * ranks
     costs = price(sizes, Situation(shape=SHAPE, link=LINKS["atlas-a2"]))
     assert min(("padded_allgather", "all_to_all"), key=lambda name: costs[name].node_bytes) == chosen

@@ -1,0 +1,82 @@
+"""The command ``plan``: what it prints is what the cost model and the choice say."""
+
+from __future__ import annotations
+
+import pytest
+
+from vllm_ascend_moe.comm.cost_model import STRATEGIES, MoEShape
+from vllm_ascend_moe.comm.links import LINKS
+from vllm_ascend_moe.comm.select import Situation
+from vllm_ascend_moe.tools.cli import main
+from vllm_ascend_moe.tools.plan import human_bytes, make_plan, render
+
+MODEL = ["--experts", "64", "--top-k", "6", "--hidden", "2048"]
+
+
+def plan(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["plan", *arguments, *MODEL]) == 0
+    return capsys.readouterr().out
+
+
+def cells(text: str, strategy: str) -> list[str]:
+    """The strategy's row of the table; every column is two spaces or more from the next."""
+    row = next(line for line in text.splitlines() if line.startswith(strategy + "  "))
+    return [cell for cell in row.split("  ") if cell.strip()]
+
+
+def test_the_table_has_the_costs_and_marks_the_choice(capsys: pytest.CaptureFixture[str]) -> None:
+    text = plan(capsys, "--tokens", "5", "2", "0", "7", "--capacity", "8")
+    situation = Situation(shape=MoEShape(hidden_size=2048, num_experts=64, top_k=6), capacity=8)
+    made = make_plan((5, 2, 0, 7), situation)
+    assert text.strip() == render(made)
+    assert text.startswith(f"{made.decision.strategy} ({made.decision.kind}")
+    for name in STRATEGIES:
+        cost, row = made.costs[name], [cell.strip() for cell in cells(text, name)]
+        assert ("<- chosen" in row) == (name == made.decision.strategy)
+        figures = [human_bytes(b) for b in (cost.dispatch_bytes, cost.combine_bytes, cost.node_bytes)]
+        assert row[-7:] == [
+            str(cost.collectives),
+            str(cost.syncs),
+            *figures,
+            human_bytes(cost.memory_bytes),
+            f"{cost.us:.0f} us",
+        ]
+        assert (f"  not {name}: " in text) == (name != made.decision.strategy)
+
+
+def test_every_option_reaches_the_choice(capsys: pytest.CaptureFixture[str]) -> None:
+    one_count = plan(capsys, "--tokens", "9", "--ranks", "3")
+    assert one_count == plan(capsys, "--tokens", "9", "9", "9")
+    assert "only choice" in plan(capsys, "--tokens", "5", "2", "--fixed-shapes", "--capacity", "5")
+    assert "no experts of the batched format" in plan(capsys, "--tokens", "5", "2", "--rows-only", "--capacity", "5")
+    assert plan(capsys, "--tokens", "5", "2", "--comm", "all_to_all").startswith("all_to_all (configured")
+    over = plan(
+        capsys, "--tokens", "5", "2", "--capacity", "3", "--over-capacity", "rows", "--comm", "batched_all_to_all"
+    )
+    assert over.startswith("all_to_all (over capacity: 5 tokens on a rank, capacity 3)")
+    assert "a token is 2100 bytes on its way out and 4096" in plan(capsys, "--tokens", "5", "--quantize", "int8")
+    assert "and 8192 on its way back" in plan(capsys, "--tokens", "5", "--element-bytes", "4")
+    assert LINKS["atlas-a3"].source in plan(capsys, "--tokens", "5", "--link", "atlas-a3")
+
+
+def test_without_a_capacity_there_is_nothing_to_price(capsys: pytest.CaptureFixture[str]) -> None:
+    text = plan(capsys, "--tokens", "5", "2")
+    assert "not batched_all_to_all: no capacity was agreed on" in text
+    assert not any(line.startswith("batched_all_to_all  ") for line in text.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--tokens", "5", "--link", "string"], "error: link = 'string', but it must be one of gloo, "),
+        (["--tokens", "5", "2", "--fixed-shapes"], "error: capacity = None"),
+        (["--tokens", "5", "2", "--capacity", "4", "--comm", "batched_all_to_all"], "error: max(local_sizes) = 5"),
+        (["--tokens", "5", "-1"], "error: local_sizes[1] = -1"),
+        (["--tokens", "5", "--ranks", "0"], "error: ranks = 0"),
+    ],
+)
+def test_faults_are_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *arguments, *MODEL]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(message)
+    assert error.count("\n") == 1
