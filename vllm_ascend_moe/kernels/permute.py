@@ -88,21 +88,46 @@ def permute_rows(
         raise ShapeError("x", f"{list(x.shape)}, strides {list(x.stride())}", f"[{rows}, H], last stride 1", "Copy it.")
     out = x.new_empty((rows * topk, x.shape[1]))
     out_scale = None if scale is None else scale.new_empty(rows * topk)
-    if out.numel() == 0:
-        return out, out_scale
+    scatter_rows(x, permutation.positions, out, scale, out_scale)
+    return out, out_scale
+
+
+def scatter_rows(
+    x: torch.Tensor,
+    positions: torch.Tensor,
+    out: torch.Tensor,
+    scale: torch.Tensor | None = None,
+    out_scale: torch.Tensor | None = None,
+) -> None:
+    """``out[positions[t, k]] = x[t]``, and its scale; a position of -1 writes nothing.
+
+    Args:
+        x: [rows, H] and out: [any, H], of one dtype, a row is contiguous; positions: int32 [rows, K], contiguous.
+        scale: fp32 [rows], moved to ``out_scale``.
+
+    Raises:
+        ShapeError: shapes, strides or dtypes that do not fit.
+    """
+    (rows, topk), hidden = positions.shape, x.shape[1]
+    strided = hidden > 1 and (x.stride(1) != 1 or out.stride(1) != 1)
+    if x.shape[0] != rows or out.shape[1] != hidden or out.dtype != x.dtype or strided:
+        raise ShapeError("out", f"{out.dtype} {list(out.shape)}", f"{x.dtype} [any, {hidden}], as x", "Pass such rows.")
+    if positions.dtype != torch.int32 or not positions.is_contiguous():
+        raise ShapeError("positions", positions.dtype, "int32, contiguous", "Convert it.")
+    if x.numel() == 0 or out.numel() == 0:
+        return
     tiles = row_tiles_for(target_of(x.device))
-    pieces = rows * triton.cdiv(x.shape[1], tiles.columns)
+    pieces = rows * triton.cdiv(hidden, tiles.columns)
     scatter_rows_kernel[(min(pieces, processors(x.device) * tiles.programs),)](
         x,
         scale,
-        permutation.positions,
+        positions,
         out,
         out_scale,
         rows,
-        x.shape[1],
+        hidden,
         x.stride(0),
         out.stride(0),
         TOPK=topk,
         COLUMNS=tiles.columns,
     )
-    return out, out_scale
