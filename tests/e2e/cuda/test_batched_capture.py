@@ -108,18 +108,20 @@ def _capture_body(rank: int, ranks: int, sizes: list[int], quantized: bool, exac
         with torch.cuda.graph(graph):
             captured = step.run(comm, local_weights)
         assert comm.buffers.nbytes == memory, "a buffer was made while capturing"
+        results = []
         for _ in range(REPLAYS):
             step.fill(generator)
             captured.fill_(float("nan"))
             _poison(comm.buffers)
             graph.replay()
-            eager = step.run(other, local_weights)
-            torch.cuda.synchronize()
-            assert_equal(captured, eager, what="replay against eager")
-            assert_close(captured, step.dense(all_weights), what="replay against the dense reference")
+            results.append((captured.clone(), step.run(other, local_weights), step.dense(all_weights)))
         # The graph holds the communicator: gone before the group is destroyed.
         del graph, captured
     comm.buffers.close()
+    # Compared last, so that ranks stay together in collectives where a result is wrong.
+    for replayed, eager, dense in results:
+        assert_equal(replayed, eager, what="replay against eager")
+        assert_close(replayed, dense, what="replay against the dense reference")
 
 
 def _sync_body(rank: int, ranks: int, sizes: list[int]) -> str:
@@ -140,7 +142,7 @@ def _sync_body(rank: int, ranks: int, sizes: list[int]) -> str:
             caught = "nothing"
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert_close(out, step.dense(all_weights))
+    assert_close(out, step.dense(all_weights), what="the step that was watched")
     return caught
 
 
