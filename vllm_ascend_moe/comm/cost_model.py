@@ -10,7 +10,7 @@ Bytes are those of the rank that sends or receives most. Rows a rank sends to al
 
     padded_allgather    (R-1) * M       an all-gather brings a row into another node once: (R-L) * M / L of them cross
     all_to_all          (R-1) * M * p   a row for each rank with an expert of the token: (R-L) * M * p cross
-    batched_all_to_all  (R-1) * C       (R-L) * C cross
+    batched_all_to_all  (R-1) * C       out an all-gather, (R-L) * C / L cross; back an all-to-all, (R-L) * C cross
 
 The model knows nothing of congestion, message sizes a link is slow at, or imbalance of experts. It ranks strategies.
 """
@@ -116,7 +116,7 @@ def cost_of(
             link,
             shape,
             rows=(ranks - 1) * most,
-            node_rows=(ranks - node) * most / node,
+            node_rows=((ranks - node) * most / node,) * 2,
             collectives=2 if packed else tensors + 1,
             memory=ranks * most * (d + o) + most * o,
         )
@@ -128,19 +128,20 @@ def cost_of(
             link,
             shape,
             rows=(ranks - 1) * most * share,
-            node_rows=(ranks - node) * most * share,
+            node_rows=((ranks - node) * most * share,) * 2,
             collectives=3,
             syncs=1,
             memory=memory,
         )
     assert capacity is not None
-    local_experts = -(-shape.num_experts // ranks)
-    memory = ranks * capacity * 2 * (d + o) + local_experts * capacity * ranks * (_row_bytes(shape) + o) + most * o
+    # Rows gathered; tokens and outputs by expert; partial sums sent and received.
+    experts = -(-shape.num_experts // ranks) * (_row_bytes(shape) + o)
+    memory = ranks * capacity * (d + experts + 2 * o) + most * o
     return _cost(
         link,
         shape,
         rows=(ranks - 1) * capacity,
-        node_rows=(ranks - node) * capacity,
+        node_rows=((ranks - node) * capacity / node, (ranks - node) * capacity),
         collectives=2,
         memory=memory,
     )
@@ -152,17 +153,27 @@ def _row_bytes(shape: MoEShape) -> int:
 
 
 def _cost(
-    link: Link, shape: MoEShape, *, rows: float, node_rows: float, collectives: int, memory: int, syncs: int = 0
+    link: Link,
+    shape: MoEShape,
+    *,
+    rows: float,
+    node_rows: tuple[float, float],
+    collectives: int,
+    memory: int,
+    syncs: int = 0,
 ) -> Cost:
+    """``rows`` a rank sends to others each way; ``node_rows`` of them, out and back, cross nodes."""
     us = collectives * link.collective_us + syncs * link.sync_us
-    for row_bytes in (shape.dispatch_bytes, shape.return_bytes):
-        us += max(rows * row_bytes / link.gb_per_s, node_rows * row_bytes / link.node_gb_per_s) / 1e3
+    node_bytes = 0.0
+    for row_bytes, crossing in zip((shape.dispatch_bytes, shape.return_bytes), node_rows, strict=True):
+        us += max(rows * row_bytes / link.gb_per_s, crossing * row_bytes / link.node_gb_per_s) / 1e3
+        node_bytes += crossing * row_bytes
     return Cost(
         collectives=collectives,
         syncs=syncs,
         dispatch_bytes=round(rows * shape.dispatch_bytes),
         combine_bytes=round(rows * shape.return_bytes),
-        node_bytes=round(node_rows * (shape.dispatch_bytes + shape.return_bytes)),
+        node_bytes=round(node_bytes),
         memory_bytes=memory,
         us=us,
     )

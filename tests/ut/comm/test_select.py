@@ -5,6 +5,7 @@ Also proves the arithmetic of the cost model: chances by drawing, bytes by count
 
 from __future__ import annotations
 
+import doctest
 import logging
 import random
 from itertools import pairwise
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vllm_ascend_moe.comm import cost_model
 from vllm_ascend_moe.comm.base import ActivationFormat
 from vllm_ascend_moe.comm.cost_model import STRATEGIES, MoEShape, cost_of, rank_share
 from vllm_ascend_moe.comm.links import LINKS, Link
@@ -228,6 +230,14 @@ def test_bytes_and_time_by_hand():
     assert rows.us == pytest.approx(3 * 7 + 5 + 10 * (d + o) / 0.5)
     batched = cost_of("batched_all_to_all", sizes, shape, link, 12, True)
     assert (batched.dispatch_bytes, batched.combine_bytes, batched.syncs) == (36 * d, 36 * o, 0)
+    assert batched.node_bytes == 12 * d + 24 * o  # an all-gather out, an all-to-all back
+    assert batched.us == pytest.approx(2 * 7 + 36 * d + 24 * o / 0.5)
+
+
+def test_examples_in_the_docstrings():
+    result = doctest.testmod(cost_model)
+    assert result.attempted
+    assert result.failed == 0
 
 
 def test_a_quantised_payload_halves_what_goes_out_and_nothing_else():

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import doctest
+
 import pytest
 
 from vllm_ascend_moe.comm.cost_model import STRATEGIES, MoEShape
 from vllm_ascend_moe.comm.links import LINKS
 from vllm_ascend_moe.comm.select import Situation
+from vllm_ascend_moe.tools import plan as plan_module
 from vllm_ascend_moe.tools.cli import main
 from vllm_ascend_moe.tools.plan import human_bytes, make_plan, render
 
@@ -80,3 +83,9 @@ def test_faults_are_one_line(arguments: list[str], message: str, capsys: pytest.
     error = capsys.readouterr().err
     assert error.startswith(message)
     assert error.count("\n") == 1
+
+
+def test_examples_in_the_docstrings() -> None:
+    result = doctest.testmod(plan_module)
+    assert result.attempted
+    assert result.failed == 0
