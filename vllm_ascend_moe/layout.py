@@ -183,6 +183,21 @@ class TokenLayout:
         sizes = torch.tensor(self.local_sizes, device=device)
         return (torch.arange(self.max_local_size, device=device) < sizes[:, None]).flatten()
 
+    def chunks(self, max_tokens: int) -> tuple[TokenLayout, ...]:
+        """Layouts of consecutive pieces of this forward, each of at most ``max_tokens`` tokens a rank. Cached.
+
+        Chunk i holds tokens ``i * max_tokens .. (i + 1) * max_tokens - 1`` of every rank, as far as it has them. Every
+        rank gets the same size vectors and the same number of chunks, at least one: a rank without tokens left takes
+        part with 0, since its collectives would be missing otherwise.
+
+        Raises:
+            LayoutError: ``max_tokens`` below 1.
+
+        >>> [chunk.local_sizes for chunk in TokenLayout.of([9, 3, 4], 0).chunks(4)]
+        [(4, 3, 4), (4, 0, 0), (1, 0, 0)]
+        """
+        return _cached_chunks(self, max_tokens)
+
     # -- pictures ----------------------------------------------------------------------------------------------
 
     def render(self, width: int = 64) -> str:
@@ -258,6 +273,17 @@ def expand_local_sizes(
 @lru_cache(maxsize=_CACHED_LAYOUTS)
 def _cached_layout(local_sizes: tuple[int, ...], rank: int) -> TokenLayout:
     return TokenLayout(local_sizes, rank)
+
+
+@lru_cache(maxsize=_CACHED_LAYOUTS, typed=True)  # typed: True and 2.0 are refused, also where 1 and 2 are cached
+def _cached_chunks(layout: TokenLayout, max_tokens: int) -> tuple[TokenLayout, ...]:
+    if not _is_int(max_tokens) or max_tokens < 1:
+        raise LayoutError("max_tokens", max_tokens, "an integer of 1 or more", "Pass the bound on tokens in flight.")
+    starts = range(0, max(1, layout.max_local_size), max_tokens)
+    return tuple(
+        _cached_layout(tuple(min(max(size - start, 0), max_tokens) for size in layout.local_sizes), layout.rank)
+        for start in starts
+    )
 
 
 def _as_ints(sizes: Iterable[int]) -> tuple[int, ...]:
