@@ -50,6 +50,26 @@ class CapacityError(InvalidValueError):
     """More tokens than the agreed capacity. Raised on every rank, before a collective could hang."""
 
 
+class CommError(AscendMoEError, RuntimeError):
+    """A collective failed: another rank ended, refused its inputs, or did not come within the group's timeout.
+
+    Args:
+        strategy: of token communication; step: of the strategy.
+        group: the ranks, and which of them this is.
+        cause: what the backend said.
+    """
+
+    def __init__(self, strategy: str, step: str, group: str, cause: str) -> None:
+        self.strategy, self.step, self.group, self.cause = strategy, step, group, cause
+        super().__init__(
+            f"{strategy}: {step} failed on {group}: {cause}. The fault is most often another rank's: "
+            "look for the first error in the logs of all ranks."
+        )
+
+    def __reduce__(self) -> tuple[type, tuple[str, str, str, str]]:
+        return type(self), (self.strategy, self.step, self.group, self.cause)
+
+
 class MissingDependencyError(AscendMoEError, ImportError):
     """Something this package needs is not installed, or has a version it was not made for."""
 

@@ -22,6 +22,7 @@ from vllm_ascend_moe.ops.torch_form import Group, TorchGroup, check_rows, pad_ro
 __all__ = [
     "Group",
     "TorchGroup",
+    "check_padded_rows",
     "coalesced_all_gather",
     "gather_rows",
     "packed_all_gather",
@@ -165,6 +166,15 @@ def padded_reduce_scatter(x: torch.Tensor, max_local_size: int, local_size: int,
     Raises:
         ShapeError: ``x`` does not have R*M rows.
     """
+    check_padded_rows(x, max_local_size, group)
+    name = native_group_name(group)
+    if name is None:
+        return torch_form.reduce_scatter(x, max_local_size, local_size, group)
+    return _operators().reduce(x, max_local_size, local_size, name)
+
+
+def check_padded_rows(x: torch.Tensor, max_local_size: int, group: Group) -> None:
+    """Raises ShapeError where ``x`` does not have R*M rows."""
     rows = group.world_size * max_local_size
     if x.shape[0] != rows:
         raise ShapeError(
@@ -173,10 +183,6 @@ def padded_reduce_scatter(x: torch.Tensor, max_local_size: int, local_size: int,
             f"ep_size * max_local_size = {group.world_size} * {max_local_size} = {rows}",
             "Pass a tensor in the padded layout, as the paired gather returned it.",
         )
-    name = native_group_name(group)
-    if name is None:
-        return torch_form.reduce_scatter(x, max_local_size, local_size, group)
-    return _operators().reduce(x, max_local_size, local_size, name)
 
 
 def _check_rows_of_all(tensors: Sequence[torch.Tensor], max_local_size: int) -> None:

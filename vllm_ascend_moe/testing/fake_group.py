@@ -9,7 +9,7 @@ anything about a real backend, its streams or its speed; the multi-process tests
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
@@ -99,6 +99,26 @@ class FakeGroup:
         for part in parts[1:]:
             total += part
         return input_ if self.world_size == 1 else total
+
+    def all_to_all(
+        self, x: torch.Tensor, output_splits: Sequence[int] | None = None, input_splits: Sequence[int] | None = None
+    ) -> torch.Tensor:
+        """See :func:`vllm_ascend_moe.ops.exchange.all_to_all`; refuses splits on which two ranks do not agree."""
+        equal = [x.shape[0] // self.world_size] * self.world_size
+        sent, wanted = (list(equal if splits is None else splits) for splits in (input_splits, output_splits))
+        if sum(sent) != x.shape[0] or not x.is_contiguous():
+            raise AssertionError(f"all_to_all: splits {sent} of {x.shape[0]} rows, strides {x.stride()}")
+        self.calls.append(Call("all_to_all", tuple(x.shape), x.dtype))
+        # Numbers of rows differ between ranks, and may.
+        splits = self._meeting.exchange(
+            self.rank_in_group, Call("all_to_all", tuple(x.shape[1:]), x.dtype), torch.tensor(sent)
+        )
+        coming = [int(of_rank[self.rank_in_group]) for of_rank in splits]
+        if coming != wanted:
+            raise AssertionError(f"all_to_all: rank {self.rank_in_group} expects {wanted} rows, {coming} come")
+        rows = self._meeting.exchange(self.rank_in_group, Call("rows", (), x.dtype), x)
+        blocks = [part.split(of_rank.tolist())[self.rank_in_group] for part, of_rank in zip(rows, splits, strict=True)]
+        return x if self.world_size == 1 else torch.cat(blocks)
 
 
 @dataclass(frozen=True)
