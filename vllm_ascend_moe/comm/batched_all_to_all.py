@@ -27,9 +27,16 @@ import torch.distributed as dist
 from vllm_ascend_moe.comm.base import ActivationFormat, Dispatched
 from vllm_ascend_moe.comm.batched_rows import block_rows, plan_slots, scatter_rows, slot_table, sum_blocks, sum_slots
 from vllm_ascend_moe.comm.buffers import BufferCache
-from vllm_ascend_moe.comm.checks import check_dispatch_inputs
+from vllm_ascend_moe.comm.checks import (
+    check_dispatch_inputs,
+    check_handle,
+    check_placement_experts,
+    check_placement_group,
+    comm_error,
+)
 from vllm_ascend_moe.errors import CapacityError, ConfigError, ShapeError
 from vllm_ascend_moe.layout import TokenLayout
+from vllm_ascend_moe.ops.exchange import all_to_all
 from vllm_ascend_moe.ops.native import Group, gather_rows
 from vllm_ascend_moe.placement import ExpertPlacement
 
@@ -61,7 +68,7 @@ class BatchedAllToAll:
 
     Raises:
         CapacityError: a capacity below 1.
-        ConfigError: a placement for another number of ranks.
+        PlacementError: a placement for another number of ranks.
     """
 
     format = ActivationFormat.BATCHED
@@ -77,13 +84,7 @@ class BatchedAllToAll:
     ) -> None:
         if capacity < 1:
             raise CapacityError("capacity", capacity, "1 or more", "Set it to the most tokens a rank may have.")
-        if placement.ep_size != group.world_size:
-            raise ConfigError(
-                "placement.ep_size",
-                placement.ep_size,
-                f"the group's size, {group.world_size}",
-                "Build the placement for the group that communicates.",
-            )
+        check_placement_group(placement, group)
         self.group = group
         self.placement = placement
         self.capacity = capacity
@@ -109,16 +110,14 @@ class BatchedAllToAll:
 
         Raises:
             CapacityError: some rank has more than C tokens; on every rank, before anything is sent.
-            LayoutError, ShapeError, DtypeError: inputs that do not fit together.
+            LayoutError, ShapeError, DtypeError, PlacementError: inputs that do not fit together.
+            CommError: the backend failed.
         """
         self._check_capacity(layout)
         check_dispatch_inputs(hidden, topk_weights, topk_ids, scales, num_experts, layout, self.group)
-        if num_experts != self.placement.num_experts:
-            raise ShapeError(
-                "num_experts", num_experts, f"{self.placement.num_experts}, as placed", "Pass all of them."
-            )
+        check_placement_experts(self.placement, num_experts)
         sent = [hidden, topk_weights.to(torch.float32), topk_ids] + ([] if scales is None else [scales])
-        rows, weights, ids, *more = gather_rows(sent, _PAD_VALUES[: len(sent)], self.capacity, self.group, packed=True)
+        rows, weights, ids, *more = self._gather(sent)
         table, home_rows = self._constants_on(hidden.device)
         slots, counts = plan_slots(ids, table, self.num_local)
         batched = self._scatter("tokens by expert", rows, slots)
@@ -141,12 +140,10 @@ class BatchedAllToAll:
         Slots that no token has are not used, whatever they hold.
 
         Raises:
-            ShapeError: another strategy's handle, or outputs of another shape.
+            ShapeError: another strategy's handle, or outputs of another shape. CommError: the backend failed.
         """
-        if not isinstance(handle, _Handle):
-            raise ShapeError(
-                "handle", type(handle).__name__, "the handle of this dispatch", "Pass Dispatched.handle unchanged."
-            )
+        check_handle(handle, _Handle)
+        assert isinstance(handle, _Handle)
         ranks, capacity, tokens = self.group.world_size, self.capacity, handle.layout.local_size
         if expert_output.dim() != 3 or expert_output.shape[:2] != (self.num_local, ranks * capacity):
             raise ShapeError(
@@ -164,9 +161,7 @@ class BatchedAllToAll:
         wire = torch.promote_types(dtype, torch.float32) if self.exact else dtype
         partial = self.buffers.get("partial sums", (ranks * capacity, size), wire, device)
         sum_slots(outputs, handle.slots, handle.weights, partial)
-        returned = self.buffers.get("returned sums", (ranks * capacity, size), wire, device)
-        _exchange(returned, partial, self.group)
-        blocks = returned.view(ranks, capacity, size)
+        blocks = self._exchange(partial).view(ranks, capacity, size)
         return sum_blocks(blocks, handle.home_rows[:tokens], dtype, in_order=self.exact)
 
     def check_capacity_agrees(self, device: torch.device | str | None = None) -> None:
@@ -203,6 +198,21 @@ class BatchedAllToAll:
                 "Raise max_tokens_across_dp, send fewer tokens a step, or use another strategy for steps of this size.",
             )
 
+    def _gather(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """[T_r, ...] -> [n, ...] each, rank after rank, C rows of each; strided views of one buffer."""
+        values = _PAD_VALUES[: len(tensors)]
+        try:
+            return gather_rows(tensors, values, self.capacity, self.group, packed=True)
+        except RuntimeError as error:
+            raise comm_error(error, "batched_all_to_all", "dispatch", self.group) from error
+
+    def _exchange(self, partial: torch.Tensor) -> torch.Tensor:
+        """Block r of C rows goes to rank r; block r of the result came from it."""
+        try:
+            return all_to_all(self.group, partial)
+        except RuntimeError as error:
+            raise comm_error(error, "batched_all_to_all", "combine", self.group) from error
+
     def _constants_on(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         found = self._constants.get(device)
         if found is None:
@@ -218,15 +228,6 @@ class BatchedAllToAll:
         buffer = self.buffers.get(name, (self.num_local * rows.shape[0] + 1, *shape), rows.dtype, rows.device)
         scatter_rows(rows, slots, buffer)
         return buffer[:-1].view(self.num_local, rows.shape[0], *shape)
-
-
-def _exchange(received: torch.Tensor, sent: torch.Tensor, group: Group) -> None:
-    """Block r of ``sent`` goes to rank r; block r of ``received`` comes from it."""
-    process_group = getattr(group, "device_group", None)
-    if isinstance(process_group, dist.ProcessGroup):
-        dist.all_to_all_single(received, sent, group=process_group)
-    else:
-        received.copy_(group.all_to_all(sent))  # type: ignore[attr-defined]
 
 
 def _device_of(group: Group) -> torch.device:
