@@ -20,8 +20,10 @@ def register() -> None:
         logger.info("vllm-ascend-moe is switched off by ASCEND_MOE_ENABLE=0.")
         return
     if vllm_ascend_installed():
-        # Its operators have the same names; a second definition would fail.
-        logger.info("vllm-ascend is installed: vllm-ascend-moe leaves platform, operators and layers to it.")
+        # It keeps its platform and layers; its operators, which have the same names as ours, get our implementations.
+        from vllm_ascend_moe.integration import vllm_ascend
+
+        vllm_ascend.register()
         return
     check_vllm_version()
 

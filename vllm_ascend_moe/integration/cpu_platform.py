@@ -41,7 +41,8 @@ class AscendMoEPlatformMixin:
         config = parse_config(vllm_config.additional_config)
         parallel_config = vllm_config.parallel_config
         cls._refuse_unreachable_layers(vllm_config)
-        if parallel_config.use_sequence_parallel_moe:
+        sources = parallel_config.data_parallel_size * parallel_config.prefill_context_parallel_size
+        if parallel_config.enable_expert_parallel and sources > 1:
             cls._choose_worker(parallel_config)
         super().check_and_update_config(vllm_config)  # type: ignore[misc]
         if config.bind_cpus:
@@ -63,7 +64,7 @@ class AscendMoEPlatformMixin:
     def _choose_worker(parallel_config: ParallelConfig) -> None:
         if parallel_config.worker_cls == "auto":
             parallel_config.worker_cls = WORKER
-        elif parallel_config.worker_cls != WORKER:
+        elif parallel_config.worker_cls != WORKER and parallel_config.use_sequence_parallel_moe:
             logger.warning(
                 "worker_cls = %s is not %s: DeepSeek models will answer wrongly in steps of one token.",
                 parallel_config.worker_cls,

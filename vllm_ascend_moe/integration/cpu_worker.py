@@ -1,4 +1,4 @@
-"""vLLM's CPU worker, for models that pass sequence-parallel activations from layer to layer.
+"""vLLM's CPU worker, for layers that communicate: closes their buffers, keeps sequence-parallel steps unambiguous.
 
 vLLM's DeepSeek layers tell whether their input is spread over the TP ranks by its length: as many rows as tokens means
 it is not. With one token on two TP ranks each rank holds one row (one of them pad), and the guess is wrong: the pad row
@@ -15,6 +15,8 @@ from vllm.model_executor.layers.attention.mla_attention import MLACommonBackend
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from vllm_ascend_moe.errors import UnsupportedError
+from vllm_ascend_moe.integration.strategies import close_buffers, describe_buffers
+from vllm_ascend_moe.platform import logger
 
 FEWEST_TOKENS = 2
 
@@ -34,15 +36,19 @@ class FewestTokensDispatcher:
 
 
 class AscendMoECPUWorker(CPUWorker):
-    """Used where the configuration makes MoE sequence parallel."""
+    """Used where experts are spread over more ranks than one TP group has."""
 
     def init_device(self) -> None:
-        """As vLLM does, then rounds one-token steps up.
+        """As vLLM does, then rounds one-token steps up where the configuration makes MoE sequence parallel.
 
         Raises:
             UnsupportedError: the model runner has no dispatcher to do it with.
         """
         super().init_device()
+        if self.parallel_config.use_sequence_parallel_moe:
+            self._round_up_one_token_steps()
+
+    def _round_up_one_token_steps(self) -> None:
         runner: Any = self.model_runner
         if not hasattr(runner, "cudagraph_dispatcher"):
             raise UnsupportedError(
@@ -53,3 +59,10 @@ class AscendMoECPUWorker(CPUWorker):
         # vLLM writes MLA's cache outside of the backend's forward, padded tokens too. Its CPU backends do not say so,
         # and would get slots for the real tokens only.
         MLACommonBackend.forward_includes_kv_cache_update = False
+
+    def shutdown(self) -> None:
+        """As vLLM does; then lets go of the buffers of dispatch, and says what they were."""
+        super().shutdown()
+        if text := describe_buffers():
+            logger.info("Closing. %s", text)
+        close_buffers()

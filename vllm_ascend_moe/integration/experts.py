@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from vllm.model_executor.layers.fused_moe import (
     FusedMoEActivationFormat,
@@ -11,53 +13,36 @@ from vllm.model_executor.layers.fused_moe import (
     FusedMoEQuantConfig,
     MoEActivation,
 )
-from vllm.model_executor.layers.fused_moe.modular_kernel import ExpertTokensMetadata, TopKWeightAndReduce
-from vllm.model_executor.layers.fused_moe.topk_weight_and_reduce import TopKWeightAndReduceNoOP
+from vllm.model_executor.layers.fused_moe.modular_kernel import (
+    ExpertTokensMetadata,
+    FusedMoEExperts,
+    TopKWeightAndReduce,
+)
+from vllm.model_executor.layers.fused_moe.topk_weight_and_reduce import (
+    TopKWeightAndReduceDelegate,
+    TopKWeightAndReduceNoOP,
+)
 
-from vllm_ascend_moe.errors import UnsupportedError
 from vllm_ascend_moe.experts.activation import ACTIVATIONS
-from vllm_ascend_moe.experts.base import ExpertWeights, RowsExperts
+from vllm_ascend_moe.experts.base import BatchedExperts, ExpertWeights, RowsExperts
 from vllm_ascend_moe.experts.native import NativeExperts, pack_weights
-
-# The constants of gpt-oss, which our swigluoai activations implement; None stands for vLLM's default, the same.
-_SWIGLUOAI_PARAMETERS = {"swiglu_limit": (None, 7.0), "swiglu_alpha": (None, 1.702), "swiglu_beta": (None, 1.0)}
-_NO_PARAMETERS = dict.fromkeys(_SWIGLUOAI_PARAMETERS, (None,))
-# vLLM keeps each of them in two places; the quantisation configuration's comes first.
-_IN_QUANT_CONFIG = {"swiglu_limit": "gemm1_clamp_limit", "swiglu_alpha": "gemm1_alpha", "swiglu_beta": "gemm1_beta"}
+from vllm_ascend_moe.integration.layer_check import check_layer
 
 
-def check_layer(moe_config: FusedMoEConfig, quant_config: FusedMoEQuantConfig) -> None:
-    """Refuses at start what our kernels would otherwise compute differently.
+class _ExpertsStep(FusedMoEExpertsModular):
+    """What the steps of both formats share."""
 
-    Raises:
-        UnsupportedError: an activation, activation parameters or LoRA that we do not implement.
-    """
-    name = moe_config.activation.value
-    if name not in ACTIVATIONS:
-        raise UnsupportedError(
-            f"activation = {name!r} is not implemented; there are {', '.join(ACTIVATIONS)}. "
-            "Set ASCEND_MOE_ENABLE=0 to run this model on stock vLLM."
-        )
-    allowed = _SWIGLUOAI_PARAMETERS if name.startswith("swigluoai") else _NO_PARAMETERS
-    for parameter, values in allowed.items():
-        value = getattr(quant_config, _IN_QUANT_CONFIG[parameter])
-        if value is None:
-            value = getattr(moe_config, parameter, None)
-        if value not in values:
-            raise UnsupportedError(
-                f"{parameter} = {value!r} with activation {name!r} is not implemented; it must be one of {values}. "
-                "Set ASCEND_MOE_ENABLE=0 to run this model on stock vLLM."
-            )
-    if moe_config.is_lora_enabled:
-        raise UnsupportedError("LoRA on routed experts is not implemented. Serve without --enable-lora.")
-
-
-class RowsExpertsStep(FusedMoEExpertsModular):
-    """Any :class:`RowsExperts` kernel as vLLM's experts step: expert maps, pad rows and ids of -1 are honoured."""
-
-    def __init__(self, moe_config: FusedMoEConfig, quant_config: FusedMoEQuantConfig, kernel: RowsExperts) -> None:
+    def __init__(
+        self,
+        moe_config: FusedMoEConfig,
+        quant_config: FusedMoEQuantConfig,
+        kernel: RowsExperts | BatchedExperts,
+        *,
+        max_num_tokens: int | None = None,
+        num_dispatchers: int | None = None,
+    ) -> None:
         check_layer(moe_config, quant_config)
-        super().__init__(moe_config, quant_config)
+        super().__init__(moe_config, quant_config, max_num_tokens, num_dispatchers)
         self.kernel = kernel
         self._weights_type = ExpertWeights
 
@@ -69,9 +54,12 @@ class RowsExpertsStep(FusedMoEExpertsModular):
         if isinstance(self.kernel, NativeExperts):
             self._weights_type = type(pack_weights(weights))
 
-    @staticmethod
-    def activation_format() -> FusedMoEActivationFormat:
-        return FusedMoEActivationFormat.Standard
+    def share_weights_of(self, other: _ExpertsStep) -> None:
+        """Reads the weights as ``other``, which has processed them, left them."""
+        self._weights_type = other._weights_type
+
+    def _weights(self, w1: torch.Tensor, w2: torch.Tensor) -> ExpertWeights:
+        return self._weights_type(w13=w1, w2=w2, w13_bias=self.w1_bias, w2_bias=self.w2_bias)
 
     @staticmethod
     def _supports_current_device() -> bool:
@@ -92,6 +80,16 @@ class RowsExpertsStep(FusedMoEExpertsModular):
     @staticmethod
     def _supports_parallel_config(moe_parallel_config: FusedMoEParallelConfig) -> bool:
         return True
+
+
+class RowsExpertsStep(_ExpertsStep):
+    """Any :class:`RowsExperts` kernel as vLLM's experts step: expert maps, pad rows and ids of -1 are honoured."""
+
+    kernel: RowsExperts
+
+    @staticmethod
+    def activation_format() -> FusedMoEActivationFormat:
+        return FusedMoEActivationFormat.Standard
 
     def workspace_shapes(
         self,
@@ -133,9 +131,77 @@ class RowsExpertsStep(FusedMoEExpertsModular):
             hidden_states,
             topk_weights,
             topk_ids,
-            self._weights_type(w13=w1, w2=w2, w13_bias=self.w1_bias, w2_bias=self.w2_bias),
+            self._weights(w1, w2),
             expert_map=expert_map,
             activation=activation.value,
             apply_router_weight_on_input=apply_router_weight_on_input,
             out=output,
         )
+
+
+class BatchedExpertsStep(_ExpertsStep):
+    """Any :class:`BatchedExperts` kernel as vLLM's experts step: outputs are unweighted, expert by expert."""
+
+    kernel: BatchedExperts
+
+    @staticmethod
+    def activation_format() -> FusedMoEActivationFormat:
+        return FusedMoEActivationFormat.BatchedExperts
+
+    def workspace_shapes(
+        self,
+        M: int,
+        N: int,
+        K: int,
+        topk: int,
+        global_num_experts: int,
+        local_num_experts: int,
+        expert_tokens_meta: ExpertTokensMetadata | None,
+        activation: MoEActivation,
+    ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """No workspace of vLLM's; the output is [E_l, C*R, H]."""
+        return (0,), (0,), (local_num_experts, M, K)
+
+    def finalize_weight_and_reduce_impl(self) -> TopKWeightAndReduce:
+        return TopKWeightAndReduceDelegate()
+
+    def apply(
+        self,
+        output: torch.Tensor,
+        hidden_states: torch.Tensor,
+        w1: torch.Tensor,
+        w2: torch.Tensor,
+        topk_weights: torch.Tensor,
+        topk_ids: torch.Tensor,
+        activation: MoEActivation,
+        global_num_experts: int,
+        expert_map: torch.Tensor | None,
+        a1q_scale: torch.Tensor | None,
+        a2_scale: torch.Tensor | None,
+        workspace13: torch.Tensor,
+        workspace2: torch.Tensor,
+        expert_tokens_meta: ExpertTokensMetadata | None,
+        apply_router_weight_on_input: bool,
+    ) -> None:
+        """output [E_l, C*R, H] = each expert's outputs for its rows; rows past its count keep what they held."""
+        counts = None if expert_tokens_meta is None else expert_tokens_meta.expert_num_tokens
+        assert counts is not None, "batched dispatch counts the rows of each expert"
+        self.kernel.apply_batched(
+            hidden_states,
+            counts,
+            self._weights(w1, w2),
+            activation=activation.value,
+            scales=a1q_scale,
+            out=output,
+        )
+
+
+def process_weights(steps: Sequence[FusedMoEExperts], layer: torch.nn.Module) -> None:
+    """Processes a layer's weights in place, once, and tells all steps that read them."""
+    first, *others = steps
+    first.process_weights_after_loading(layer)
+    for step in others:
+        if step is not first:
+            assert isinstance(first, _ExpertsStep), "a step of vLLM's own is the only one of its layer"
+            assert isinstance(step, _ExpertsStep), "a step of vLLM's own is the only one of its layer"
+            step.share_weights_of(first)

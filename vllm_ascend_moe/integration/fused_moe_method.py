@@ -2,73 +2,141 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from vllm.config import get_current_vllm_config
 from vllm.distributed import get_tp_group
-from vllm.model_executor.layers.fused_moe import (
-    FusedMoEConfig,
-    FusedMoEExpertsModular,
-    FusedMoEPrepareAndFinalizeModular,
-    FusedMoEQuantConfig,
-    UnquantizedFusedMoEMethod,
-)
+from vllm.model_executor.layers.fused_moe import FusedMoEConfig, FusedMoEParallelConfig, UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.fused_moe.modular_kernel import FusedMoEKernel
-from vllm.model_executor.layers.fused_moe.oracle.unquantized import (
-    UnquantizedMoeBackend,
-    select_unquantized_moe_backend,
-)
-from vllm.platforms import current_platform
+from vllm.model_executor.layers.fused_moe.oracle.unquantized import UnquantizedMoeBackend
 
-from vllm_ascend_moe.comm.padded_all_gather import DEFAULT_PACKED_BYTES
 from vllm_ascend_moe.config import parse_config
-from vllm_ascend_moe.experts.select import make_rows_experts
-from vllm_ascend_moe.integration.experts import RowsExpertsStep
-from vllm_ascend_moe.integration.forward_state import communication_group
-from vllm_ascend_moe.integration.local_ids import LocalIdsPrepareFinalize
-from vllm_ascend_moe.integration.prepare_finalize import LocalPrepareFinalize, PaddedPrepareFinalize
+from vllm_ascend_moe.errors import UnsupportedError
+from vllm_ascend_moe.integration.agreement import check_agreement
+from vllm_ascend_moe.integration.experts import RowsExpertsStep, process_weights
+from vllm_ascend_moe.integration.forward_state import communication_group, current_layouts
+from vllm_ascend_moe.integration.kernels import KernelBuilder
+from vllm_ascend_moe.integration.passes import Pass, PassPlanner, planner
+from vllm_ascend_moe.integration.placement import group_of
+from vllm_ascend_moe.integration.strategies import describe, make_situation, possible_strategies
+from vllm_ascend_moe.ops.forward_layouts import ForwardLayouts, GroupName
+from vllm_ascend_moe.platform import logger
 
 
 class AscendMoEUnquantizedMethod(UnquantizedFusedMoEMethod):
-    """Replaces vLLM's method of the same name. Weights are created by vLLM's code; applying them is ours."""
+    """Replaces vLLM's method of the same name. Weights are created by vLLM's code; applying them is ours.
+
+    A layer that communicates has one kernel for each strategy it may use; each forward's token counts decide.
+    """
 
     def __init__(self, moe: FusedMoEConfig) -> None:
         # Not UnquantizedFusedMoEMethod.__init__: it selects a stock kernel, and refuses the sizes that kernel lacks.
         super(UnquantizedFusedMoEMethod, self).__init__(moe)
         self.unquantized_backend, self.experts_cls = UnquantizedMoeBackend.CPU, RowsExpertsStep
         self.supports_pre_processed_weights = True
-        self.config = parse_config(get_current_vllm_config().additional_config)
+        self.vllm_config = get_current_vllm_config()
+        self.config = parse_config(self.vllm_config.additional_config)
+        self.group: GroupName | None = None
+        self._kernels: dict[str, FusedMoEKernel] = {}
+        self._planner: PassPlanner | None = None
 
     @property
     def is_monolithic(self) -> bool:
         return False
 
+    def maybe_roundup_sizes(
+        self,
+        hidden_size: int,
+        intermediate_size_per_partition: int,
+        act_dtype: torch.dtype,
+        moe_parallel_config: FusedMoEParallelConfig,
+    ) -> tuple[int, int]:
+        """No rounding: vLLM rounds for the kernels that --all2all-backend names, which are not used here."""
+        return hidden_size, intermediate_size_per_partition
+
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-        """Builds the kernel at the first call; takes the weights at every call (vLLM calls again after an update)."""
+        """Builds the kernels at the first call; takes the weights at every call (vLLM calls again after an update).
+
+        Raises:
+            UnsupportedError, ConfigError, PlacementError: a layer or a configuration that cannot work, found at start.
+        """
         if self.moe_kernel is None:
-            self.moe_kernel = self._build_kernel(layer)
-        self.moe_kernel.fused_experts.process_weights_after_loading(layer)
+            self._kernels = self._build(layer)
+            # vLLM asks one of them for what all kernels of a layer answer alike.
+            self.moe_kernel = next(iter(self._kernels.values()))
+        process_weights([kernel.fused_experts for kernel in self._kernels.values()], layer)
 
-    def _build_kernel(self, layer: torch.nn.Module) -> FusedMoEKernel:
+    def _build(self, layer: Any) -> dict[str, FusedMoEKernel]:
         self.moe_quant_config = self.get_fused_moe_quant_config(layer)
-        prepare_finalize, experts = self._prepare_finalize(), self._experts(self.moe_quant_config)
-        if self.config.experts == "vllm":
-            prepare_finalize = LocalIdsPrepareFinalize(prepare_finalize, self.moe.num_local_experts)
-        return FusedMoEKernel(prepare_finalize, experts)
+        builder = KernelBuilder(self.moe, self.moe_quant_config, self.config)
+        self.group = communication_group(self.moe.moe_parallel_config, get_tp_group().world_size)
+        if self.group is None:
+            return {"local": builder.local()}
+        if self.vllm_config.parallel_config.use_ubatching:
+            raise UnsupportedError(
+                "Dual-batch overlap is not supported: layers share the buffers of dispatch. Serve without --enable-dbo."
+            )
+        situation = make_situation(self.moe, self.vllm_config, self.group, self.config)
+        # Whatever decides which collectives a rank enters.
+        values = {
+            **self.config.model_dump(exclude={"experts", "bind_cpus"}),
+            "max_tokens_across_dp": situation.capacity,
+            "packed_bytes": situation.packed_bytes,
+        }
+        group = group_of(self.group)
+        if check_agreement(group.cpu_group, values):
+            logger.info("%s", describe(situation, group.world_size))
+        self._planner = planner(situation, self.config.max_tokens_in_flight)
+        return {
+            strategy: builder.communicating(strategy, self.group, situation, layer.expert_map)
+            for strategy in possible_strategies(situation)
+        }
 
-    def _prepare_finalize(self) -> FusedMoEPrepareAndFinalizeModular:
-        parallel = self.moe.moe_parallel_config
-        group = communication_group(parallel, get_tp_group().world_size)
-        if group is None:
-            return LocalPrepareFinalize()
-        packed = DEFAULT_PACKED_BYTES if self.config.packed_bytes is None else self.config.packed_bytes
-        return PaddedPrepareFinalize(group, parallel.dp_size, packed)
+    def forward_native(
+        self,
+        layer: Any,
+        x: torch.Tensor,
+        topk_weights: torch.Tensor,
+        topk_ids: torch.Tensor,
+        shared_experts: Any,
+        shared_experts_input: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """The routed experts' output [T_r, H], of all passes. The runner computes shared experts."""
+        if self._planner is None:
+            return super().forward_native(layer, x, topk_weights, topk_ids, shared_experts, shared_experts_input)
+        layouts = current_layouts()
+        with layouts.use(self.group):
+            passes = self._planner.passes(layouts.layout())
+        if len(passes) == 1:
+            return self._run(passes[0], layouts, layer, x, topk_weights, topk_ids)
+        output = torch.empty_like(x)
+        for each in passes:
+            rows = each.rows
+            output[rows] = self._run(each, layouts, layer, x[rows], topk_weights[rows], topk_ids[rows])
+        return output
 
-    def _experts(self, quant_config: FusedMoEQuantConfig) -> FusedMoEExpertsModular:
-        if self.config.experts != "vllm":
-            kernel = make_rows_experts(self.config.experts, current_platform.device_type)
-            return RowsExpertsStep(self.moe, quant_config, kernel)
-        _, experts_cls = select_unquantized_moe_backend(self.moe)
-        assert experts_cls is not None, "vLLM has kernels of its own for every platform we subclass"
-        experts = experts_cls(self.moe, quant_config)
-        assert isinstance(experts, FusedMoEExpertsModular), "on CPU they are modular from vLLM 0.30 on"
-        return experts
+    def _run(
+        self,
+        each: Pass,
+        layouts: ForwardLayouts,
+        layer: Any,
+        x: torch.Tensor,
+        topk_weights: torch.Tensor,
+        topk_ids: torch.Tensor,
+    ) -> torch.Tensor:
+        with layouts.use(self.group, each.layout):
+            layouts.passes.append(each.strategy)
+            output = self._kernels[each.strategy].apply(
+                hidden_states=x,
+                w1=layer.w13_weight,
+                w2=layer.w2_weight,
+                topk_weights=topk_weights,
+                topk_ids=topk_ids,
+                activation=layer.activation,
+                apply_router_weight_on_input=layer.apply_router_weight_on_input,
+                global_num_experts=layer.global_num_experts,
+                expert_map=layer.expert_map,
+            )
+        assert isinstance(output, torch.Tensor), "our steps leave nothing to a later consumer"
+        return output

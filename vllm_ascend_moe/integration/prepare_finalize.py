@@ -1,4 +1,8 @@
-"""vLLM's prepare and finalize steps on top of our operators."""
+"""vLLM's prepare and finalize steps on top of our strategies.
+
+Each step takes the layout of its pass from the forward context (:class:`ForwardLayouts`), where the layer has put it,
+and leaves there what finalize needs from prepare. Steps themselves hold no state.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +11,27 @@ from collections.abc import Sequence
 import torch
 from vllm.model_executor.layers.fused_moe import FusedMoEQuantConfig
 from vllm.model_executor.layers.fused_moe.modular_kernel import (
+    ExpertTokensMetadata,
     FusedMoEActivationFormat,
     FusedMoEPrepareAndFinalizeModular,
     PrepareResultType,
     TopKWeightAndReduce,
 )
-from vllm.model_executor.layers.fused_moe.topk_weight_and_reduce import TopKWeightAndReduceNoOP
+from vllm.model_executor.layers.fused_moe.topk_weight_and_reduce import (
+    TopKWeightAndReduceDelegate,
+    TopKWeightAndReduceNoOP,
+)
 
+from vllm_ascend_moe.comm.base import ActivationFormat, TokenComm
 from vllm_ascend_moe.comm.padded_all_gather import PAD_VALUES, row_bytes
 from vllm_ascend_moe.errors import ShapeError
 from vllm_ascend_moe.integration.forward_state import current_layouts
-from vllm_ascend_moe.ops.forward_layouts import GroupName
 from vllm_ascend_moe.ops.native import packed_all_gather
 from vllm_ascend_moe.ops.register_custom_ops import group_and_layout
 
 
-class _RowsPrepareFinalize(FusedMoEPrepareAndFinalizeModular):
-    """What both steps below share: rows format, weights applied and summed by the experts."""
+class _PrepareFinalize(FusedMoEPrepareAndFinalizeModular):
+    """What the steps below share. Rows format: weights are applied and summed by the experts."""
 
     @property
     def activation_format(self) -> FusedMoEActivationFormat:
@@ -42,9 +50,8 @@ class _RowsPrepareFinalize(FusedMoEPrepareAndFinalizeModular):
     def num_dispatchers(self) -> int:
         return 1
 
-    @staticmethod
     def _weighted_input(
-        a1: torch.Tensor, topk_weights: torch.Tensor, apply_router_weight_on_input: bool
+        self, a1: torch.Tensor, topk_weights: torch.Tensor, apply_router_weight_on_input: bool
     ) -> torch.Tensor:
         if not apply_router_weight_on_input:
             return a1
@@ -57,18 +64,21 @@ class _RowsPrepareFinalize(FusedMoEPrepareAndFinalizeModular):
             )
         return a1 * topk_weights.to(a1.dtype)
 
-    @staticmethod
-    def _check_reduced(weight_and_reduce_impl: TopKWeightAndReduce) -> None:
-        if not isinstance(weight_and_reduce_impl, TopKWeightAndReduceNoOP):
+    def _check_experts(self, given: TopKWeightAndReduce) -> None:
+        rows = self.activation_format is FusedMoEActivationFormat.Standard
+        wanted = TopKWeightAndReduceNoOP if rows else TopKWeightAndReduceDelegate
+        if not isinstance(given, wanted):
             raise ShapeError(
                 "weight_and_reduce_impl",
-                type(weight_and_reduce_impl).__name__,
-                "TopKWeightAndReduceNoOP",
-                "Pair this step with experts that apply weights and sum over top-k themselves.",
+                type(given).__name__,
+                wanted.__name__,
+                "Pair this step with experts that apply weights and sum over top-k themselves."
+                if rows
+                else "Pair this step with experts that leave weights and the sum over top-k to it.",
             )
 
 
-class LocalPrepareFinalize(_RowsPrepareFinalize):
+class LocalPrepareFinalize(_PrepareFinalize):
     """No communication: the tokens are here, and so are the experts or the runner's all-reduce."""
 
     def prepare(
@@ -93,24 +103,22 @@ class LocalPrepareFinalize(_RowsPrepareFinalize):
         apply_router_weight_on_input: bool,
         weight_and_reduce_impl: TopKWeightAndReduce,
     ) -> None:
-        self._check_reduced(weight_and_reduce_impl)
+        self._check_experts(weight_and_reduce_impl)
         if output.data_ptr() != fused_expert_output.data_ptr():
             output.copy_(fused_expert_output)
 
 
-class PaddedPrepareFinalize(_RowsPrepareFinalize):
-    """Through the two padded-layout operators; the layout is the forward context's, so no state is kept here.
+class PaddedPrepareFinalize(_PrepareFinalize):
+    """Padded all-gather through the two operators.
 
     Args:
-        group: which ranks the layer communicates with.
-        num_dispatchers: DP ranks, as vLLM counts them.
+        num_dispatchers: ranks of the group.
         packed_bytes: up to this many bytes a rank, hidden states, ids and weights travel in one packed collective
             instead of one operator call each; 0 never packs. The same on every rank.
     """
 
-    def __init__(self, group: GroupName, num_dispatchers: int, packed_bytes: int) -> None:
+    def __init__(self, num_dispatchers: int, packed_bytes: int) -> None:
         super().__init__()
-        self.group: GroupName = group
         self._num_dispatchers = num_dispatchers
         self._packed_bytes = packed_bytes
 
@@ -129,8 +137,7 @@ class PaddedPrepareFinalize(_RowsPrepareFinalize):
         defer_input_quant: bool = False,
     ) -> PrepareResultType:
         hidden = self._weighted_input(a1, topk_weights, apply_router_weight_on_input)
-        with current_layouts().use(self.group):
-            hidden, topk_weights, topk_ids = self._gather([hidden, topk_weights, topk_ids])
+        hidden, topk_weights, topk_ids = self._gather([hidden, topk_weights, topk_ids])
         return hidden, None, None, topk_ids, topk_weights
 
     def _gather(self, tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -148,6 +155,69 @@ class PaddedPrepareFinalize(_RowsPrepareFinalize):
         apply_router_weight_on_input: bool,
         weight_and_reduce_impl: TopKWeightAndReduce,
     ) -> None:
-        self._check_reduced(weight_and_reduce_impl)
-        with current_layouts().use(self.group):
-            output.copy_(torch.ops.vllm.maybe_pad_and_reduce(fused_expert_output))
+        self._check_experts(weight_and_reduce_impl)
+        output.copy_(torch.ops.vllm.maybe_pad_and_reduce(fused_expert_output))
+
+
+class CommPrepareFinalize(_PrepareFinalize):
+    """Any :class:`TokenComm`, in its activation format.
+
+    Args:
+        comm: the strategy.
+        num_dispatchers: ranks of the group.
+        capacity: C, of a batched strategy.
+    """
+
+    def __init__(self, comm: TokenComm, num_dispatchers: int, capacity: int | None = None) -> None:
+        super().__init__()
+        self.comm = comm
+        self._num_dispatchers = num_dispatchers
+        self._capacity = capacity
+
+    @property
+    def activation_format(self) -> FusedMoEActivationFormat:
+        if self.comm.format is ActivationFormat.ROWS:
+            return FusedMoEActivationFormat.Standard
+        return FusedMoEActivationFormat.BatchedExperts
+
+    def max_num_tokens_per_rank(self) -> int | None:
+        return self._capacity
+
+    def num_dispatchers(self) -> int:
+        return self._num_dispatchers
+
+    def prepare(
+        self,
+        a1: torch.Tensor,
+        topk_weights: torch.Tensor,
+        topk_ids: torch.Tensor,
+        num_experts: int,
+        expert_map: torch.Tensor | None,
+        apply_router_weight_on_input: bool,
+        quant_config: FusedMoEQuantConfig,
+        defer_input_quant: bool = False,
+    ) -> PrepareResultType:
+        hidden = self._weighted_input(a1, topk_weights, apply_router_weight_on_input)
+        if apply_router_weight_on_input:
+            # They are in the input now: whoever multiplies by weights later must not do it again.
+            topk_weights = torch.ones_like(topk_weights)
+        layouts = current_layouts()
+        sent = self.comm.dispatch(hidden, topk_weights, topk_ids, num_experts=num_experts, layout=layouts.layout())
+        layouts.handle = sent.handle
+        if sent.expert_num_tokens is None:
+            return sent.hidden, sent.scales, None, sent.topk_ids, sent.topk_weights
+        return sent.hidden, sent.scales, ExpertTokensMetadata(sent.expert_num_tokens, None), None, None
+
+    def finalize(
+        self,
+        output: torch.Tensor,
+        fused_expert_output: torch.Tensor,
+        topk_weights: torch.Tensor,
+        topk_ids: torch.Tensor,
+        apply_router_weight_on_input: bool,
+        weight_and_reduce_impl: TopKWeightAndReduce,
+    ) -> None:
+        self._check_experts(weight_and_reduce_impl)
+        layouts = current_layouts()
+        handle, layouts.handle = layouts.handle, None
+        output.copy_(self.comm.combine(fused_expert_output, handle))

@@ -1,4 +1,5 @@
-"""One JSON line per MoE layer and step: the layout, and every collective with its bytes. Off unless asked for.
+"""One JSON line per MoE layer and step: the layout, the strategy of each pass, and every collective with its bytes. Off
+unless asked for.
 
 Collectives are counted where PyTorch dispatches them: ``c10d`` operators, and our native ones, which call the process
 group without another dispatch. So what is written is what ran, whoever called it. Meant for debugging and teaching:
@@ -25,9 +26,10 @@ from vllm_ascend_moe.ops.forward_layouts import ForwardLayouts
 
 
 class CollectiveCounter(TorchDispatchMode):
-    """Records the kind ("gather", "reduce_scatter", or the operator's name) and the bytes of each collective inside.
+    """Records the kind and the bytes of each collective inside.
 
-    Bytes are those of the larger side: what a gather delivers, what a reduce-scatter takes.
+    Kinds are "gather", "reduce_scatter", "all_to_all", or else the operator's name. Bytes are those of the larger side:
+    what a gather delivers, what a reduce-scatter takes.
     """
 
     def __init__(self) -> None:
@@ -58,6 +60,8 @@ def _collective_kind(func: Any) -> str:
         return "gather"
     if "reduce_scatter" in name:
         return "reduce_scatter"
+    if "alltoall" in name or "all_to_all" in name:
+        return "all_to_all"
     return name if func.namespace == "c10d" else ""
 
 
@@ -80,6 +84,7 @@ def traced_layer(layer_name: str, layouts: ForwardLayouts | None) -> Iterator[No
     if not folder:
         yield
         return
+    before = 0 if layouts is None else len(layouts.passes)
     with CollectiveCounter() as counter:
         yield
     group = None if layouts is None else layouts.active
@@ -89,6 +94,7 @@ def traced_layer(layer_name: str, layouts: ForwardLayouts | None) -> Iterator[No
         "group": group,
         "rank": None if layout is None else layout.rank,
         "local_sizes": None if layout is None else layout.local_sizes,
+        "strategies": [] if layouts is None else layouts.passes[before:],
         "collectives": counter.collectives,
     }
     with _trace_file(folder, os.getpid()).open("a") as file:

@@ -41,18 +41,9 @@ def _layout(args: argparse.Namespace) -> int:
 
 
 def _trace(args: argparse.Namespace) -> int:
-    from vllm_ascend_moe.tools.trace import most_uneven, read_trace, sum_by_layer
+    from vllm_ascend_moe.tools.trace import read_trace, render
 
-    steps = read_trace(args.folder)
-    uneven = most_uneven(steps)
-    if uneven is not None:
-        print(f"most uneven step, layer {uneven.layer}, group {uneven.group}:\n{uneven.layout()}\n")
-    print(f"{'layer':40} {'rank':>4} {'steps':>6} {'gathers':>8} {'reduces':>8} {'others':>7} {'bytes':>12}")
-    for row in sum_by_layer(steps):
-        print(
-            f"{row.layer:40} {row.rank!s:>4} {row.steps:6} {row.gathers:8} {row.reduces:8} {row.others:7} "
-            f"{row.bytes:12}"
-        )
+    print(render(read_trace(args.folder)))
     return 0
 
 

@@ -21,6 +21,8 @@ class LayerStep:
     rank: int | None
     local_sizes: tuple[int, ...] | None
     collectives: tuple[tuple[str, int], ...]
+    strategies: tuple[str, ...] = ()
+    """Of each pass of the layer's tokens; none where nothing of ours communicated."""
 
     def layout(self) -> TokenLayout | None:
         """The layer's layout, or None where nothing was communicated."""
@@ -52,6 +54,7 @@ def _parse(line: str) -> LayerStep:
         rank=raw["rank"],
         local_sizes=None if sizes is None else tuple(sizes),
         collectives=tuple((name, size) for name, size in raw["collectives"]),
+        strategies=tuple(raw.get("strategies", ())),
     )
 
 
@@ -68,8 +71,12 @@ class LayerTotals:
     layer: str
     rank: int | None
     steps: int
+    strategies: dict[str, int]
+    """Passes of each strategy."""
     gathers: int
     reduces: int
+    exchanges: int
+    """All-to-alls."""
     others: int
     bytes: int
 
@@ -87,5 +94,33 @@ def _totals(layer: str, rank: int | None, steps: list[LayerStep]) -> LayerTotals
     for step in steps:
         kinds.update(kind for kind, _ in step.collectives)
     size = sum(size for step in steps for _, size in step.collectives)
-    gathers, reduces = kinds.pop("gather", 0), kinds.pop("reduce_scatter", 0)
-    return LayerTotals(layer, rank, len(steps), gathers, reduces, sum(kinds.values()), size)
+    return LayerTotals(
+        layer=layer,
+        rank=rank,
+        steps=len(steps),
+        strategies=dict(Counter(name for step in steps for name in step.strategies)),
+        gathers=kinds.pop("gather", 0),
+        reduces=kinds.pop("reduce_scatter", 0),
+        exchanges=kinds.pop("all_to_all", 0),
+        others=sum(kinds.values()),
+        bytes=size,
+    )
+
+
+def render(steps: list[LayerStep]) -> str:
+    """The most uneven step as a picture, and a table of layers and ranks."""
+    uneven = most_uneven(steps)
+    lines = []
+    if uneven is not None:
+        lines = [f"most uneven step, layer {uneven.layer}, group {uneven.group}:", str(uneven.layout()), ""]
+    columns = f"{'steps':>6} {'gathers':>8} {'reduces':>8} {'a2a':>6} {'others':>7} {'bytes':>12}  passes"
+    lines.append(f"{'layer':40} {'rank':>4} {columns}")
+    return "\n".join([*lines, *map(_row, sum_by_layer(steps))])
+
+
+def _row(row: LayerTotals) -> str:
+    passes = ", ".join(f"{count} {name}" for name, count in row.strategies.items())
+    return (
+        f"{row.layer:40} {row.rank!s:>4} {row.steps:6} {row.gathers:8} {row.reduces:8} {row.exchanges:6} "
+        f"{row.others:7} {row.bytes:12}  {passes}"
+    )

@@ -60,10 +60,10 @@ def checked(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize(
     ("dp", "tp", "ep", "ours"),
-    [(2, 2, True, True), (2, 1, True, False), (1, 2, True, False), (2, 2, False, False)],
+    [(2, 2, True, True), (2, 1, True, True), (1, 2, True, False), (2, 2, False, False)],
     ids=["dp-tp-ep", "no-tp", "no-dp", "no-ep"],
 )
-def test_chosen_exactly_where_vllm_makes_moe_sequence_parallel(dp: int, tp: int, ep: bool, ours: bool, checked) -> None:
+def test_chosen_exactly_where_layers_communicate(dp: int, tp: int, ep: bool, ours: bool, checked) -> None:
     parallel = checked(data_parallel_size=dp, tensor_parallel_size=tp, enable_expert_parallel=ep)
     assert (parallel.worker_cls == WORKER) is ours
 

@@ -8,7 +8,7 @@ import pytest
 from vllm.model_executor.layers.fused_moe import MoEActivation
 
 from vllm_ascend_moe.errors import UnsupportedError
-from vllm_ascend_moe.integration import experts
+from vllm_ascend_moe.integration.layer_check import check_layer
 
 _PARAMETERS = {"swiglu_limit": "gemm1_clamp_limit", "swiglu_alpha": "gemm1_alpha", "swiglu_beta": "gemm1_beta"}
 
@@ -18,7 +18,7 @@ def check(activation: MoEActivation, *, lora: bool = False, in_quant_config: boo
     moe = {name: None if in_quant_config else given.get(name) for name in _PARAMETERS}
     quant = {field: given.get(name) if in_quant_config else None for name, field in _PARAMETERS.items()}
     layer = SimpleNamespace(activation=activation, is_lora_enabled=lora, **moe)
-    experts.check_layer(layer, SimpleNamespace(**quant))
+    check_layer(layer, SimpleNamespace(**quant))
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,8 @@ def write_trace(folder: Path) -> None:
             "group": "dp",
             "rank": 0,
             "local_sizes": [9, 1],
-            "collectives": [["gather", 30], ["reduce_scatter", 15]],
+            "strategies": ["all_to_all", "padded_allgather"],
+            "collectives": [["gather", 30], ["all_to_all", 15]],
         },
         {"layer": "b", "group": None, "rank": None, "local_sizes": None, "collectives": [["allreduce", 7]]},
     ]
@@ -67,10 +68,13 @@ def test_trace_is_summed_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert uneven is not None
     assert uneven.local_sizes == (9, 1)
     a, b = sum_by_layer(steps)
-    assert (a.steps, a.gathers, a.reduces, a.others, a.bytes) == (2, 2, 2, 0, 60)
-    assert (b.steps, b.gathers, b.reduces, b.others, b.bytes) == (1, 0, 0, 1, 7)
+    assert (a.steps, a.gathers, a.reduces, a.exchanges, a.others, a.bytes) == (2, 2, 1, 1, 0, 60)
+    assert a.strategies == {"all_to_all": 1, "padded_allgather": 1}
+    assert (b.steps, b.gathers, b.reduces, b.exchanges, b.others, b.bytes) == (1, 0, 0, 0, 1, 7)
     assert main(["trace", str(tmp_path)]) == 0
-    assert "10 tokens on 2 ranks, padded to 18 rows" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "10 tokens on 2 ranks, padded to 18 rows" in shown
+    assert "1 all_to_all, 1 padded_allgather" in shown
 
 
 def test_empty_trace_folder_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
