@@ -153,7 +153,7 @@ class BatchedAllToAll:
                 "Pass what the experts made of the dispatched rows, unweighted.",
             )
         size, dtype, device = expert_output.shape[2], expert_output.dtype, expert_output.device
-        outputs = expert_output.reshape(-1, size)
+        outputs = expert_output.contiguous().view(-1, size)
         if ranks == 1:
             result = torch.empty((tokens, size), dtype=dtype, device=device)
             sum_slots(outputs, handle.slots[:tokens], handle.weights[:tokens], result)
