@@ -3,12 +3,13 @@
     python scripts/vllm_ascend_site.py .venv/vllm-ascend-site [--source .venv/vllm-ascend-src]
 
 Put the folder on PYTHONPATH, before this environment's own packages. What is downloaded is left as it is; three things
-are added that a build on an NPU host would make or CANN would bring:
+are added that a build on an NPU host would make or CANN would bring, and one that a matching build of torch would:
 
 - ``vllm_ascend/vllm_ascend_C.py``: defines the schemas of the ``_C_ascend`` operators, from the C++ source. Kernels
   are somebody else's (the software NPU's): an operator without one raises, with its name.
 - ``acl``: the one function of CANN's Python package that is imported.
 - ``vllm_ascend/_build_info.py``: by vllm-ascend's own build, for an Atlas A2.
+- torchvision's operators, as schemas: its compiled part does not load beside a CPU build of torch.
 
 ``--source`` keeps the unpacked source archive, which has the unit tests.
 Standard library only; packages come through pip.
@@ -48,6 +49,14 @@ ACL = '''"""The one function of CANN's Python package that is imported. Written 
 def memcpy(*arguments: object) -> int:
     raise NotImplementedError("acl.rt.memcpy: copying by address is not part of the software NPU")
 '''
+VISION = """
+
+# Added by scripts/vllm_ascend_site.py, since the compiled part above does not load beside a CPU build of torch.
+if not _has_ops():
+    _library = torch.library.Library("torchvision", "DEF")
+    _library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+"""
 
 
 def requirement(name: str) -> str:
@@ -118,6 +127,8 @@ def add_what_a_build_makes(site: Path, source: Path) -> None:
     found = schemas((source / "csrc" / "torch_binding.cpp").read_text())
     lines = "\n".join(f"    {schema!r}," for schema in found)
     (site / "vllm_ascend" / "vllm_ascend_C.py").write_text(OPERATORS.format(schemas=lines))
+    with (site / "torchvision" / "extension.py").open("a") as extension:
+        extension.write(VISION)
     (site / "acl").mkdir()
     (site / "acl" / "__init__.py").touch()
     (site / "acl" / "rt.py").write_text(ACL)

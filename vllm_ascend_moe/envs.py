@@ -38,6 +38,7 @@ class EnvVar:
 TABLE: dict[str, EnvVar] = {
     "ASCEND_MOE_ENABLE": EnvVar("1", _switch, "0 switches the plugin off: stock vLLM runs, our platform yields."),
     "ASCEND_MOE_TRACE": EnvVar("", _text, "Folder for one JSON line per MoE layer and step (layout, collectives)."),
+    "ASCEND_MOE_VLLM_ASCEND": EnvVar("1", _switch, "0 leaves vllm-ascend's own operators in place where it runs."),
 }
 
 

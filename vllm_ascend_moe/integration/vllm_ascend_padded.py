@@ -11,7 +11,7 @@ that is handled here as well:
 - The gather on a second stream ("multistream overlap gate") and the record of routed experts use the same layout.
 - EP includes PCP, so that nothing is gathered over PCP a second time.
 
-Every function calls vllm-ascend's own where :func:`padded_forward` is None. Imported only after vllm-ascend's operators.
+Every function calls vllm-ascend's own where :func:`padded_forward` is None. Imported only after its operators.
 """
 
 from __future__ import annotations
