@@ -45,8 +45,8 @@ def quantize_tokens(hidden: torch.Tensor, payload: Payload) -> tuple[torch.Tenso
     x = hidden.to(torch.float32)
     largest = x.abs().amax(dim=-1) if x.shape[-1] else x.new_zeros(x.shape[:-1])
     scales = (largest / limit).clamp(min=_SMALLEST_SCALE)
-    # The clamp is for scales that were raised or rounded; NaN (of a token with NaN or infinity) has no int8.
-    scaled = (x / scales[..., None]).clamp(-limit, limit).nan_to_num(nan=0.0)
+    # NaN, here of tokens with NaN or infinity, has no int8. Nothing is above the limit by more than a rounding.
+    scaled = (x / scales[..., None]).nan_to_num(nan=0.0)
     if dtype == torch.int8:
         return scaled.round().to(torch.int8), scales
     return scaled.to(dtype).view(torch.uint8), scales

@@ -66,6 +66,8 @@ def test_a_token_with_a_fault_is_nan_throughout_and_its_neighbours_are_not(paylo
     x = torch.tensor([[1.0, 2.0], [fault, 2.0], [0.5, 0.25]])
     back = there_and_back(x, payload)
     assert back[1].isnan().all()
+    # Times a scale of infinity, any other value would be infinity.
+    assert (quantize_tokens(x, payload)[0][1].view(READ_AS[payload]).float() == 0).all()
     assert_equal(back[[0, 2]], there_and_back(x[[0, 2]], payload))
 
 
