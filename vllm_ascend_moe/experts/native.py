@@ -12,7 +12,7 @@ import torch
 from vllm_ascend_moe.errors import InvalidValueError, ShapeError
 from vllm_ascend_moe.experts.activation import check_activation, is_gated
 from vllm_ascend_moe.experts.base import ExpertWeights
-from vllm_ascend_moe.experts.torch_form import TorchExperts
+from vllm_ascend_moe.experts.torch_form import TorchExperts, dequantize_rows
 from vllm_ascend_moe.ops.extension import native_available
 
 NATIVE_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -141,7 +141,7 @@ class NativeExperts:
             ShapeError: shapes that do not fit together.
         """
         if scales is not None:
-            hidden = (hidden.to(torch.float32) * scales[..., None]).to(weights.w13.dtype)
+            hidden = dequantize_rows(hidden, expert_num_tokens, scales, weights.w13.dtype)
         _check(hidden, weights, activation)
         if not _runs_natively(hidden, weights):
             return self._torch_form.apply_batched(hidden, expert_num_tokens, weights, activation=activation, out=out)

@@ -57,10 +57,24 @@ class TorchExperts:
     ) -> torch.Tensor:
         """See :class:`~vllm_ascend_moe.experts.base.BatchedExperts`. Rows past the count keep what ``out`` held."""
         if scales is not None:
-            hidden = (hidden.to(torch.float32) * scales[..., None]).to(weights.w13.dtype)
+            hidden = dequantize_rows(hidden, expert_num_tokens, scales, weights.w13.dtype)
         if out is None:
             out = torch.empty(hidden.shape, dtype=hidden.dtype, device=hidden.device)
         for expert, count in enumerate(expert_num_tokens.tolist()):
             if count:
                 out[expert, :count] = expert_mlp(hidden[expert, :count], weights, expert, activation).to(out.dtype)
         return out
+
+
+def dequantize_rows(
+    hidden: torch.Tensor, expert_num_tokens: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """``hidden * scales`` in ``dtype``, for the experts' own rows alone: the others, most of them, stay unwritten.
+
+    Args:
+        hidden: [E_l, rows, H]; scales: fp32 [E_l, rows]; expert_num_tokens: [E_l], read on the host.
+    """
+    wide = torch.empty(hidden.shape, dtype=dtype, device=hidden.device)
+    for expert, count in enumerate(expert_num_tokens.tolist()):
+        wide[expert, :count] = hidden[expert, :count].to(torch.float32) * scales[expert, :count, None]
+    return wide
