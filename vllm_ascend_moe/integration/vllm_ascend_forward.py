@@ -80,21 +80,27 @@ def _pad_rows(layout: TokenLayout, device: torch.device) -> torch.Tensor:
     return ~layout.valid_rows(device)[:, None]
 
 
+def is_padded() -> bool:
+    """Whether vllm-ascend gathers over EP with padding in this forward. Reads no tensor, so also while one traces."""
+    return (
+        is_forward_context_available()
+        and get_forward_context().dp_metadata is not None
+        and bool(_EXTRA_CTX.flash_comm_v1_enabled)
+        and not enable_sp_by_pass()
+    )
+
+
 def padded_forward() -> PaddedForward | None:
-    """This forward's layout, made at its first MoE layer; None where vllm-ascend gathers nothing padded over EP."""
-    if not is_forward_context_available():
+    """This forward's layout, made at its first MoE layer; None where the form is not padded."""
+    if not is_padded():
         return None
     context = get_forward_context()
-    metadata = context.dp_metadata
-    if metadata is None or not _EXTRA_CTX.flash_comm_v1_enabled or enable_sp_by_pass():
-        return None
-    padded_length = _EXTRA_CTX.padded_length
+    metadata, padded_length = context.dp_metadata, _EXTRA_CTX.padded_length
     made = context.additional_kwargs.get(PADDED_FORWARD_KEY)
     # A draft model may run in the same context with other counts.
     if made is None or made.dp_metadata is not metadata or made.padded_length != padded_length:
-        made = PaddedForward(
-            make_layout(metadata.num_tokens_across_dp_cpu.tolist(), padded_length), padded_length, metadata
-        )
+        layout = make_layout(metadata.num_tokens_across_dp_cpu.tolist(), padded_length)
+        made = PaddedForward(layout, padded_length, metadata)
         context.additional_kwargs[PADDED_FORWARD_KEY] = made
     return made
 

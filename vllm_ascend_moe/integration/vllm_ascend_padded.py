@@ -32,7 +32,7 @@ from vllm_ascend.ops.fused_moe.prepare_finalize import PrepareAndFinalizeWithAll
 from vllm_ascend.ops.fused_moe.token_dispatcher import TokenDispatcherWithAllGather
 
 from vllm_ascend_moe.errors import LayoutError
-from vllm_ascend_moe.integration.vllm_ascend_forward import padded_forward
+from vllm_ascend_moe.integration.vllm_ascend_forward import is_padded, padded_forward
 
 # vllm-ascend's own, as they were when this module was imported.
 _gather = their_ops._maybe_all_gather_and_maybe_unpad_impl
@@ -65,7 +65,7 @@ def gather(x: torch.Tensor, label: bool, is_ep_comm: bool = False) -> torch.Tens
 
 def gather_fake(x: torch.Tensor, label: bool, is_ep_comm: bool = False) -> torch.Tensor:
     """Shape, dtype and device of :func:`gather`."""
-    if not (label and is_ep_comm) or padded_forward() is None:
+    if not (label and is_ep_comm and is_padded()):
         return _gather_fake(x, label, is_ep_comm)
     return x.new_empty((x.shape[0] * get_ep_group().world_size, *x.shape[1:]))
 
@@ -88,7 +88,7 @@ def reduce(x: torch.Tensor, is_ep_comm: bool = False) -> torch.Tensor:
 
 def reduce_fake(x: torch.Tensor, is_ep_comm: bool = False) -> torch.Tensor:
     """Shape, dtype and device of :func:`reduce`."""
-    if not is_ep_comm or padded_forward() is None:
+    if not (is_ep_comm and is_padded()):
         return _reduce_fake(x, is_ep_comm)
     return x.new_empty((x.shape[0] // get_ep_group().world_size, *x.shape[1:]))
 
@@ -163,7 +163,7 @@ class _WithoutPcp:
 @contextmanager
 def _pcp_within_ep(strategy: Any) -> Iterator[None]:
     config = strategy.moe_config
-    if config.pcp_size > 1 and padded_forward() is not None:
+    if config.pcp_size > 1 and is_padded():
         strategy.moe_config = _WithoutPcp(config)
     try:
         yield

@@ -1,0 +1,5 @@
+from vllm.platforms.cpu import CpuPlatform
+
+
+class StandInPlatform(CpuPlatform):
+    pass
