@@ -2,6 +2,7 @@
 # make test   set up, then every test that needs no special hardware
 # make lint   ruff, mypy, clang-format, import layers
 # make ascend-check  lower every Triton kernel for Ascend 910B and compare it with torch; needs no NPU (installs LLVM 19)
+# make softnpu  build the soft NPU: torch_npu on a CPU (docs/softnpu.md); make softnpu-test runs its tests
 # make bench  benchmarks that run on a CPU
 # make clean  remove what the other targets made
 SHELL := /bin/bash
@@ -15,7 +16,7 @@ export HF_HUB_OFFLINE ?= 1
 export VLLM_NO_USAGE_STATS ?= 1
 PYTEST_ARGS ?=
 
-.PHONY: help demo test test-ut test-kernels test-e2e lint ascend-check bench clean setup setup-dev
+.PHONY: help demo test test-ut test-kernels test-e2e lint ascend-check softnpu softnpu-test bench clean setup setup-dev
 
 help:
 	@sed -n 's/^# make /  make /p' Makefile
@@ -83,6 +84,17 @@ ascend-check: $(VENV)/.torch $(VENV)/.ascend
 	    apt-get update -qq && apt-get install -y -qq --no-install-recommends mlir-19-tools llvm-19 >/dev/null; \
 	  else echo "ascend-check needs MLIR and LLVM 19: apt-get install mlir-19-tools llvm-19"; exit 1; fi; fi
 	@$(PY) -m vllm_ascend_moe.tools.ascend_check --python $(VENV)/ascend/bin/python --report docs/ascend_kernels.md
+
+# torch-npu has an environment of its own too: where it is on the path, `import torch` loads it.
+$(VENV)/.softnpu: $(VENV)/.torch requirements/softnpu.txt
+	@echo "[+] installing torch-npu for the soft NPU (44 MB)"
+	@rm -rf $(VENV)/softnpu-site && $(PIP) --no-deps --target $(VENV)/softnpu-site -r requirements/softnpu.txt && touch $@
+
+softnpu: $(VENV)/.softnpu
+	@$(PY) -m vllm_ascend_moe.softnpu build
+
+softnpu-test: setup-dev softnpu
+	@$(PY) -m vllm_ascend_moe.softnpu run -- $(PY) -m pytest tests/softnpu $(PYTEST_ARGS)
 
 bench: setup-dev
 	@$(PY) benchmarks/bench_comm.py --backend fake

@@ -52,6 +52,7 @@ setup(
     entry_points={
         "vllm.platform_plugins": ["ascend_moe = vllm_ascend_moe:register_platform"],
         "vllm.general_plugins": ["ascend_moe = vllm_ascend_moe:register_ops"],
+        "torch.backends": ["ascend_moe_softnpu = vllm_ascend_moe.softnpu:autoload"],
         "console_scripts": ["vllm-ascend-moe = vllm_ascend_moe.tools.cli:main"],
     },
     **extension(),

@@ -29,7 +29,7 @@ LAYERS: dict[str, set[str]] = {
     "kernels": BELOW_OPS | {"ops"},
     "comm": BELOW_OPS | {"ops", "kernels"},
     "experts": BELOW_OPS | {"ops", "kernels"},
-    "softnpu": BELOW_OPS | {"ops", "kernels"},
+    "softnpu": set(),  # stands alone
     "vllm_alias": set(),
     "platform": {
         "errors",

@@ -1,0 +1,26 @@
+// torch_npu links to these and does not need them for what is emulated: each fails with its name.
+#include <string>
+
+namespace softnpu {
+int not_emulated(const char* name);
+}
+
+#define NOT_EMULATED(name) \
+  extern "C" int name() { return softnpu::not_emulated(#name); }
+
+NOT_EMULATED(aclrtBinaryGetFunction)
+NOT_EMULATED(aclrtBinaryLoadFromData)
+NOT_EMULATED(aclrtGetFunctionAddr)
+NOT_EMULATED(rtDevBinaryRegister)
+NOT_EMULATED(rtFunctionRegister)
+NOT_EMULATED(rtGetC2cCtrlAddr)
+NOT_EMULATED(rtKernelLaunch)
+NOT_EMULATED(aclrtMallocPhysical)
+NOT_EMULATED(aclrtFreePhysical)
+NOT_EMULATED(aclrtReserveMemAddress)
+NOT_EMULATED(aclrtReleaseMemAddress)
+NOT_EMULATED(aclrtMapMem)
+NOT_EMULATED(aclrtUnmapMem)
+NOT_EMULATED(aclrtMemExportToShareableHandle)
+NOT_EMULATED(aclrtMemImportFromShareableHandle)
+NOT_EMULATED(aclrtMemSetPidToShareableHandle)

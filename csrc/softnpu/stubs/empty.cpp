@@ -1,0 +1,1 @@
+// Libraries that torch_npu wants by name; what they would define is in libascendcl.so.
