@@ -95,7 +95,8 @@ def padded_forward() -> PaddedForward | None:
     if not is_padded():
         return None
     context = get_forward_context()
-    metadata, padded_length = context.dp_metadata, _EXTRA_CTX.padded_length
+    metadata: Any = context.dp_metadata
+    padded_length = _EXTRA_CTX.padded_length
     made = context.additional_kwargs.get(PADDED_FORWARD_KEY)
     # A draft model may run in the same context with other counts.
     if made is None or made.dp_metadata is not metadata or made.padded_length != padded_length:
