@@ -48,10 +48,10 @@ def slot_table(expert_map: torch.Tensor, num_local: int) -> torch.Tensor:
         expert_map: int32 [E], local expert or -1; num_local: E_l.
 
     Returns:
-        For native code the map itself; else int64 [E + 2]: the local expert by ``id + 1``, and E_l ("nowhere") for
-        other ranks' experts and at both ends, for the ids -1 and E.
+        For native code and Triton the map itself; else int64 [E + 2]: the local expert by ``id + 1``, and E_l
+        ("nowhere") for other ranks' experts and at both ends, for the ids -1 and E.
     """
-    if form_on(expert_map.device.type) == "native":
+    if form_on(expert_map.device.type) != "torch":
         return expert_map
     table = torch.full((expert_map.numel() + 2,), num_local, dtype=torch.int64, device=expert_map.device)
     table[1:-1] = torch.where(expert_map < 0, num_local, expert_map)
@@ -70,8 +70,13 @@ def plan_slots(topk_ids: torch.Tensor, table: torch.Tensor, num_local: int) -> t
     Returns:
         int32 [n, K] slots, contiguous, and int32 [E_l] rows of each expert.
     """
-    if form_on(topk_ids.device.type) == "native":
+    form = form_on(topk_ids.device.type)
+    if form == "native":
         return _native().plan(topk_ids, table, num_local)
+    if form == "triton":
+        from vllm_ascend_moe.kernels.slots import plan_slots as plan
+
+        return plan(topk_ids, table, num_local)
     rows = topk_ids.shape[0]
     # One clamp makes every id that is out of range one of the two at the ends of the table.
     local = table[topk_ids.clamp(-1, table.numel() - 2) + 1].t()

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from vllm_ascend_moe.comm import batched_rows
 from vllm_ascend_moe.comm.batched_all_to_all import BatchedAllToAll
 from vllm_ascend_moe.comm.buffers import BufferCache
 from vllm_ascend_moe.experts.batched_triton import TritonBatchedExperts
@@ -191,3 +192,21 @@ def test_the_host_never_waits_for_the_device(ranks):
     """Nothing in a layer trips torch's check, which the call after it does."""
     for report in reports(ranks):
         assert "synchroniz" in report[NO_WAIT]
+
+
+@pytest.mark.parametrize("id_dtype", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize(("rows", "experts", "local"), [(1, 1, 1), (100, 8, 3), (5000, 64, 16), (3000, 256, 256)])
+def test_slots_are_those_of_plain_torch(rows, experts, local, id_dtype, monkeypatch):
+    """Of one block of rows and of many; ids are a strided view, as in a gathered row of bytes."""
+    generator = torch.Generator().manual_seed(rows)
+    ids = torch.randint(-2, experts + 2, (rows, 11), generator=generator, dtype=id_dtype).cuda()[:, :TOP_K]
+    expert_map = torch.full((experts,), -1, dtype=torch.int32)
+    expert_map[torch.randperm(experts, generator=generator)[:local]] = torch.arange(local, dtype=torch.int32)
+    assert batched_rows.form_on("cuda") == "triton"
+    plans = []
+    for form in ("triton", "torch"):
+        monkeypatch.setattr(batched_rows, "form_on", lambda device_type, form=form: form)
+        table = batched_rows.slot_table(expert_map.cuda(), local)
+        plans.append(batched_rows.plan_slots(ids, table, local))
+    for triton, plain in zip(*plans, strict=True):
+        assert_equal(triton, plain)

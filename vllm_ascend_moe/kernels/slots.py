@@ -1,0 +1,48 @@
+"""Which row of the batched format every choice gets. As in permute.py, the sort has two passes over blocks of rows (one
+where they fit in one block) and no atomics, so that the order is the same in every run.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+
+from vllm_ascend_moe.errors import ShapeError
+from vllm_ascend_moe.kernels.slot_kernels import slot_count_kernel, slot_kernel
+
+_BLOCK = 2048  # rows times experts of a block, at most (16 rows at least)
+
+
+def plan_slots(topk_ids: torch.Tensor, expert_map: torch.Tensor, num_local: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Slots of the batched format, ``expert * rows + position``; an expert's rows keep their order.
+
+    Args:
+        topk_ids: int32 or int64 [rows, K], global ids, a row is contiguous; others than 0..E-1 have no slot.
+        expert_map: int32 [E], contiguous, local expert or -1; num_local: E_l.
+
+    Returns:
+        int32 [rows, K] slots, -1 where the choice is not for this rank; int32 [E_l] rows of each expert.
+
+    Raises:
+        ShapeError: operands of another shape or dtype.
+    """
+    if topk_ids.dim() != 2 or topk_ids.dtype not in (torch.int32, torch.int64) or topk_ids.stride(1) != 1:
+        shape = f"{topk_ids.dtype} {list(topk_ids.shape)}, strides {list(topk_ids.stride())}"
+        raise ShapeError("topk_ids", shape, "int32 or int64 [rows, K], last stride 1", "Convert it.")
+    if expert_map.dim() != 1 or expert_map.dtype != torch.int32 or not expert_map.is_contiguous():
+        raise ShapeError("expert_map", f"{expert_map.dtype} {list(expert_map.shape)}", "int32 [E]", "Convert it.")
+    rows, topk = topk_ids.shape
+    slots = torch.empty((rows, topk), dtype=torch.int32, device=topk_ids.device)
+    counts = torch.zeros(num_local, dtype=torch.int32, device=topk_ids.device)
+    if rows == 0 or num_local == 0:
+        return slots.fill_(-1), counts
+    e_block = max(16, triton.next_power_of_2(num_local))
+    sizes = {"TOPK": topk, "ROWS": max(16, min(_BLOCK // e_block, triton.next_power_of_2(rows))), "E_BLOCK": e_block}
+    blocks = triton.cdiv(rows, sizes["ROWS"])
+    known = (expert_map.numel(), num_local, topk_ids.stride(0))
+    block_counts = None
+    if blocks > 1:
+        block_counts = torch.empty((blocks, e_block), dtype=torch.int32, device=topk_ids.device)
+        slot_count_kernel[(blocks,)](topk_ids, expert_map, block_counts, rows, *known, **sizes)
+    slot_kernel[(blocks,)](topk_ids, expert_map, block_counts, slots, counts, rows, *known, blocks, **sizes)
+    return slots, counts
