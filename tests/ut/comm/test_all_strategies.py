@@ -11,6 +11,7 @@ from __future__ import annotations
 from functools import cache
 
 import exchange_cases
+import exchange_checks
 import pytest
 import torch
 from exchange_cases import Case
@@ -65,7 +66,7 @@ def cases_of(ranks: int) -> dict[str, Case]:
 @cache
 def reports(ranks: int) -> list[tuple[dict[str, str], dict]]:
     """One launch per R serves all its tests."""
-    return launch(ranks, exchange_cases.run_all, cases_of(ranks), timeout_s=120)
+    return launch(ranks, exchange_checks.run_all, cases_of(ranks), timeout_s=120)
 
 
 @pytest.mark.parametrize(
