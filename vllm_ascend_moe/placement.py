@@ -42,6 +42,7 @@ class ExpertPlacement:
     ep_size: int
     local_counts: tuple[int, ...] = field(init=False, compare=False)
     """E_l of each rank."""
+    _hash: int = field(init=False, compare=False, repr=False)
     _tensors: dict[tuple[int, torch.device], torch.Tensor] = field(
         init=False, compare=False, repr=False, default_factory=dict
     )
@@ -72,6 +73,10 @@ class ExpertPlacement:
                     f"slots of rank {rank}", slots, f"0 to {len(slots) - 1}, each once", "Number them without gaps."
                 )
         object.__setattr__(self, "local_counts", tuple(map(len, by_rank)))
+        object.__setattr__(self, "_hash", hash((self.ranks, self.slots, self.ep_size)))
+
+    def __hash__(self) -> int:
+        return self._hash  # placements are keys of caches on the hot path
 
     # -- construction ------------------------------------------------------------------------------------------
 

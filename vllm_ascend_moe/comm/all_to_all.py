@@ -11,11 +11,11 @@ refuses its inputs, so that ranks that do not fit together all raise, and none w
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 
 from vllm_ascend_moe.comm.base import ActivationFormat, Dispatched
+from vllm_ascend_moe.comm.batched_rows import sum_slots
 from vllm_ascend_moe.comm.checks import (
     check_dispatch_inputs,
     check_handle,
@@ -24,6 +24,7 @@ from vllm_ascend_moe.comm.checks import (
     comm_error,
     group_label,
 )
+from vllm_ascend_moe.comm.row_plan import look_up, own_ids, owner_table, plan_rows
 from vllm_ascend_moe.errors import CommError, InvalidValueError, LayoutError, ShapeError
 from vllm_ascend_moe.layout import TokenLayout
 from vllm_ascend_moe.ops.exchange import all_to_all
@@ -38,10 +39,9 @@ _REFUSED = -1
 
 @dataclass(frozen=True)
 class _Handle:
-    """How returned rows become tokens: token t is the sum of rows order[starts[t]:starts[t + 1]]."""
+    """How returned rows become tokens."""
 
-    order: torch.Tensor  # int64 [S]
-    starts: torch.Tensor  # int64 [T]
+    slots: torch.Tensor  # int32 [T, min(K, R)], the rows of each token; see RowPlan
     send_counts: list[int]  # [R]
     recv_counts: list[int]  # [R]
 
@@ -99,30 +99,22 @@ class AllToAll:
         except InvalidValueError:
             self._refuse(topk_ids.device)
             raise
-        # Ids become indices into tables whose first and last entries stand for ids outside [0, E).
-        index = topk_ids.clamp(-1, num_experts) + 1
-        sent = self._destinations(index)
-        columns = [hidden, topk_weights.to(torch.float32), index]
+        plan = plan_rows(topk_ids, owner_table(self.placement, topk_ids.device), layout.ep_size)
+        columns = [hidden, topk_weights.to(torch.float32), plan.entries]
         if scales is not None:
             columns.append(scales)
         form = RowFormat.of(columns)
-        sizes = self._exchange_sizes(sent.sum(1) + form.row_bytes * _COUNT_LIMIT)
-        ends = sent.flatten().cumsum(0)
-        per_token = sent.sum(0)
-        starts = per_token.cumsum(0) - per_token
-        send_counts, recv_counts = self._read_sizes(sizes, form.row_bytes, layout)
-        # The n-th set bit of `sent`, by destination and then by token, is where the running count reaches n.
-        places = torch.searchsorted(ends, torch.arange(1, sum(send_counts) + 1, device=ends.device))
-        tokens = places % max(1, layout.local_size)
-        received = self._all_to_all("dispatch", form.select(columns, tokens), recv_counts, send_counts)
+        send_counts, recv_counts = self._exchange_counts(plan.counts, form.row_bytes, layout)
+        wire = form.select(columns, plan.sources(sum(send_counts)))
+        received = self._all_to_all("dispatch", wire, recv_counts, send_counts)
         views = form.views(received)
         return Dispatched(
             format=self.format,
             hidden=views[0],
             topk_weights=views[1],
-            topk_ids=self._own_ids(views[2]),
+            topk_ids=look_up(views[2], own_ids(self.placement, layout.rank, topk_ids.dtype, topk_ids.device)),
             scales=None if scales is None else views[3],
-            handle=_Handle(tokens.argsort(stable=True), starts, send_counts, recv_counts),
+            handle=_Handle(plan.slots, send_counts, recv_counts),
         )
 
     def combine(self, expert_output: torch.Tensor, handle: object) -> torch.Tensor:
@@ -144,34 +136,23 @@ class AllToAll:
             )
         wire = expert_output.contiguous().view(torch.uint8)
         returned = self._all_to_all("combine", wire, handle.send_counts, handle.recv_counts).view(expert_output.dtype)
-        # A bag is a token: torch's kernels read its rows alone, one after the other, and accumulate in fp32 or wider.
-        values = returned.to(torch.promote_types(returned.dtype, torch.float32)) if self.exact else returned
-        return torch.embedding_bag(values, handle.order, handle.starts)[0].to(expert_output.dtype)
+        out = returned.new_empty((handle.slots.shape[0], returned.shape[1]))
+        sum_slots(returned, handle.slots, None, out)
+        return out
 
     # -- parts -------------------------------------------------------------------------------------------------
 
-    def _destinations(self, index: torch.Tensor) -> torch.Tensor:
-        """bool [R, T]: which tokens go to which rank."""
-        owners = _owner_table(self.placement, index.device).index_select(0, index.flatten()).view(index.shape)
-        sent = torch.zeros((self.placement.ep_size + 1, index.shape[0]), dtype=torch.bool, device=index.device)
-        return sent.scatter_(0, owners.t(), True)[:-1]
-
-    def _own_ids(self, index: torch.Tensor) -> torch.Tensor:
-        """Received indices as global ids; -1 for ids of other ranks' experts."""
-        table = _own_table(self.placement, self.group.rank_in_group, index.dtype, index.device)
-        return table.index_select(0, index.flatten()).view(index.shape)
-
-    def _exchange_sizes(self, codes: torch.Tensor) -> torch.Tensor:
-        """int64 [2, R]: the codes sent to and received from each rank."""
-        received = self._all_to_all("exchange of row counts", codes)
-        return torch.stack((codes, received))
-
-    def _read_sizes(self, sizes: torch.Tensor, row_bytes: int, layout: TokenLayout) -> tuple[list[int], list[int]]:
+    def _exchange_counts(
+        self, counts: torch.Tensor, row_bytes: int, layout: TokenLayout
+    ) -> tuple[list[int], list[int]]:
         """Rows to and from each rank, on the host: the layer's one synchronisation."""
-        send_counts, recv_counts = (sizes - row_bytes * _COUNT_LIMIT).tolist()
-        if min(recv_counts) < 0 or max(recv_counts) > layout.max_local_size:
-            self._raise_mismatch([count + row_bytes * _COUNT_LIMIT for count in recv_counts], row_bytes, layout)
-        return send_counts, recv_counts
+        form = row_bytes * _COUNT_LIMIT
+        codes = counts + form
+        received = self._all_to_all("exchange of row counts", codes)
+        send_codes, recv_codes = torch.stack((codes, received)).tolist()
+        if min(recv_codes) < form or max(recv_codes) > form + layout.max_local_size:
+            self._raise_mismatch(recv_codes, row_bytes, layout)
+        return [code - form for code in send_codes], [code - form for code in recv_codes]
 
     def _raise_mismatch(self, codes: list[int], row_bytes: int, layout: TokenLayout) -> None:
         refused = [rank for rank, code in enumerate(codes) if code == _REFUSED]
@@ -205,17 +186,3 @@ class AllToAll:
             return all_to_all(self.group, x, output_splits, input_splits)
         except RuntimeError as error:
             raise comm_error(error, "all_to_all", step, self.group) from error
-
-
-@lru_cache(maxsize=64)
-def _owner_table(placement: ExpertPlacement, device: torch.device) -> torch.Tensor:
-    """int64 [E + 2]: the rank of expert e at e + 1; R where it is on no rank, and for the two ends."""
-    owners = torch.tensor((-1, *placement.ranks, -1), device=device)
-    return torch.where(owners < 0, placement.ep_size, owners)
-
-
-@lru_cache(maxsize=64)
-def _own_table(placement: ExpertPlacement, rank: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """[E + 2]: e at e + 1 where expert e lives on ``rank``, else -1."""
-    ids = [expert if owner == rank else -1 for expert, owner in enumerate(placement.ranks)]
-    return torch.tensor((-1, *ids, -1), dtype=dtype, device=device)
