@@ -128,9 +128,20 @@ def exchange(
         assert sent.topk_ids.dtype == case.id_dtype
         assert sent.topk_weights.dtype == torch.float32
     assert sent.scales is not None or sent.hidden.dtype == case.dtype
+    check_load(sent, case, local)
     for before, now in zip(kept, given, strict=True):
         assert torch.equal(before.nan_to_num(7), now.nan_to_num(7)), "an input was written to"
     return out
+
+
+def check_load(sent: Dispatched, case: Case, local: list[int]) -> None:
+    """Each expert here has the tokens that chose it and no other: pad rows and foreign ids cost nothing."""
+    everyone = torch.cat([Tokens.of(case, rank).ids for rank in range(len(case.sizes))])
+    chose = [int((everyone == expert).any(1).sum()) for expert in local]
+    if sent.format is ActivationFormat.BATCHED:
+        assert sent.expert_num_tokens.tolist() == chose, "rows of each expert"
+    else:
+        assert [int((sent.topk_ids == expert).any(1).sum()) for expert in local] == chose, "rows of each expert"
 
 
 def poison(sent: Dispatched, local: list[int]) -> Dispatched:
