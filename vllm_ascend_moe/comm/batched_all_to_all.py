@@ -8,13 +8,13 @@ experts; H hidden size; n = R*C rows received. Every rank has its own E_l; E app
 
 What crosses. A block of C rows from each rank to each rank, both ways; slot = token index, and rows past T_r carry ids
 of -1. On the way out all R blocks of a rank are the same bytes (token, weights, ids, scales side by side), so they
-travel as one all-gather: what an all-to-all of R equal blocks gives, without R copies to send, and once for all ranks of
-another node. (gloo's ring pays for it with R-1 steps that wait for each other.) On the way back every rank gets another
-block, so it is one all-to-all of partial sums, which are added at home in fp32.
+travel as one all-gather: what an all-to-all of R equal blocks gives, without R copies to send, and once for all ranks
+of another node. (gloo's ring pays for it with R-1 steps that wait for each other.) On the way back every rank gets
+another block, so it is one all-to-all of partial sums, which are added at home in fp32.
 
 What that saves, and what not. Against the padded all-gather the bytes are no fewer: R*C rows both ways, C >= M. What it
-gives is fixed shapes (graphs), batched experts, sums in fp32 in a fixed order whatever the backend, and a host that never
-waits. Where bytes decide, as with many ranks and long prompts, all-to-all by row sends less.
+gives is fixed shapes (graphs), batched experts, sums in fp32 in a fixed order whatever the backend, and a host that
+never waits. Where bytes decide, as with many ranks and long prompts, all-to-all by row sends less.
 """
 
 from __future__ import annotations
