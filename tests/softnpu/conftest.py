@@ -1,4 +1,4 @@
-"""These tests run on the soft NPU only (`make softnpu-test`): torch_npu must not be in the environment of the others."""
+"""These tests run on the soft NPU only (`make softnpu-test`): torch_npu must not be where the others run."""
 
 import os
 

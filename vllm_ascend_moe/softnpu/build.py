@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -44,8 +46,14 @@ def build(where: Folders) -> None:
     if shutil.which("make") is None or shutil.which(os.environ.get("CXX", "g++")) is None:
         raise SoftNPUError("make and a C++ compiler are needed to build the soft NPU")
     install_torch_npu(where)
-    variables = [f"TORCH={torch_folder()}", f"NPU={where.torch_npu}", f"OUT={where.home}"]
-    jobs = f"-j{min(os.cpu_count() or 1, 8)}"
-    command = ["make", "--no-print-directory", jobs, "-f", str(where.source / "Makefile"), *variables]
-    if subprocess.run(command, check=False).returncode != 0:
+    headers = sysconfig.get_path("include")
+    variables = [f"TORCH={torch_folder()}", f"NPU={where.torch_npu}", f"OUT={where.home}", f"PYTHON={headers}"]
+    # --keep-going: one file that does not compile leaves the other libraries usable.
+    options = [f"-j{min(os.cpu_count() or 1, 8)}", "--no-print-directory", "--keep-going"]
+    command = ["make", *options, "-f", str(where.source / "Makefile"), *variables]
+    where.home.mkdir(parents=True, exist_ok=True)
+    with (where.home / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # a second build at the same time would write the same files
+        done = subprocess.run(command, check=False)
+    if done.returncode != 0:
         raise SoftNPUError("the soft NPU was not built; see the messages above")

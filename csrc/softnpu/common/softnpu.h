@@ -24,6 +24,12 @@ bool capturing(aclrtStream stream);
 // Whether any stream of this process is: objects that tasks refer to must then outlive the call.
 bool any_capture();
 
+// Counts one more of `name`. submit() counts by itself; blocking calls do it here.
+void count(const char* name);
+// All counts since the last reset: "name number" lines.
+std::string counts_text();
+void reset_counts();
+
 int32_t current_device();
 int32_t device_of(aclrtStream stream);
 

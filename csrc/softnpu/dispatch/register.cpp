@@ -1,4 +1,6 @@
-// Which operators get ATen's CPU kernels when this library is loaded.
+// Plain aten operators get ATen's CPU kernels when this library is loaded.
+#include "dispatch/register.h"
+
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/Exception.h>
 
@@ -95,6 +97,22 @@ void register_all() {
     replace_autograd(*op, name);
   }
 }
+
+}  // namespace
+
+void use_cpu_kernel(const std::string& name, const std::string& overload) {
+  Quiet quiet;
+  const c10::WarningUtils::WarningHandlerGuard guard(&quiet);
+  const c10::OperatorName full(name, overload);
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
+  TORCH_CHECK(op.hasKernelForDispatchKey(c10::DispatchKey::CPU), "softnpu: ", name, " has no kernel for CPU");
+  replace(full, c10::DispatchKey::PrivateUse1, c10::KernelFunction::makeFromBoxedFunction<&boxed>());
+  if (op.hasKernelForDispatchKey(c10::DispatchKey::AutogradPrivateUse1)) {
+    replace(full, c10::DispatchKey::AutogradPrivateUse1, c10::KernelFunction::makeFallthrough());
+  }
+}
+
+namespace {
 
 // Loading the library is what installs the kernels.
 const bool registered = (register_all(), true);

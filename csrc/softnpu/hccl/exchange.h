@@ -17,6 +17,7 @@ struct Exchange {
   std::vector<Segment> from;  // by source rank
   int reduce = -1;            // an HcclReduceOp: what comes from all ranks is reduced into receive + from[0].offset
   uint32_t root = 0;
+  bool host = false;  // the buffers are host memory: of an operator's own
 };
 
 // Blocks until all ranks take part. Calls that do not match are found on every rank, before anything is written.

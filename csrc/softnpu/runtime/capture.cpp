@@ -33,6 +33,7 @@ aclError unknown_graph(const char* name) {
 bool any_capture() { return captures > 0; }
 
 aclError refuse_in_capture(const char* name) {
+  count(name);
   if (captures_here == 0 || mode_here == ACL_MODEL_RI_CAPTURE_MODE_RELAXED) return ACL_SUCCESS;
   return fail(ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT,
               std::string(name) + " while this thread captures a graph: a synchronous call cannot be recorded");

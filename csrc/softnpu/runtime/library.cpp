@@ -23,14 +23,12 @@ std::map<int, int64_t> system_options;
 
 extern "C" {
 
-// The first thing that torch_npu does with a device: the place to load the aten kernels where nobody has done it yet
-// (`import torch_npu` before `import torch` skips torch's backend entry points).
+// The first thing that torch_npu does with a device: loads the kernels of plain operators where nobody has yet.
 aclError aclInit(const char*) {
   settings();
-  if (dlopen("libsoftnpu_dispatch.so", RTLD_NOW | RTLD_GLOBAL) == nullptr) {
-    return fail(ACL_ERROR_INTERNAL_ERROR, std::string("libsoftnpu_dispatch.so: ") + dlerror());
-  }
-  return ACL_SUCCESS;
+  void* library = dlopen("libsoftnpu_dispatch.so", RTLD_NOW | RTLD_GLOBAL);
+  if (library == nullptr) return fail(ACL_ERROR_INTERNAL_ERROR, std::string("libsoftnpu_dispatch.so: ") + dlerror());
+  return reinterpret_cast<aclError (*)()>(dlsym(library, "softnpu_start_python"))();
 }
 aclError aclFinalize() { return ACL_SUCCESS; }
 aclError aclrtDeviceGetBareTgid(int32_t* pid) {

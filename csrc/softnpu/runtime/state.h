@@ -36,7 +36,8 @@ struct Event {
 // The stream behind a handle; null is the current device's default stream. Null where the handle is none of ours.
 Stream* stream_of(aclrtStream handle);
 
-// Fails with `name` where this thread is capturing: a synchronous call cannot be part of a graph.
+// For blocking calls: counts it, and fails with `name` where this thread is capturing: a synchronous call cannot be
+// part of a graph.
 aclError refuse_in_capture(const char* name);
 
 // Ends the part of every stream in the capture into `graph`.

@@ -32,6 +32,7 @@ aclError unknown_stream(const char* name) {
 }
 
 aclError refuse_captured(aclrtStream handle, const char* name) {
+  count(name);
   Stream* stream = stream_of(handle);
   if (stream == nullptr) return unknown_stream(name);
   if (stream->capture == nullptr) return ACL_SUCCESS;
@@ -77,6 +78,7 @@ void leave_capture(const std::shared_ptr<Graph>& graph) {
 aclError submit(aclrtStream handle, const char* name, Task task) {
   Stream* stream = stream_of(handle);
   if (stream == nullptr) return unknown_stream(name);
+  count(name);
   if (stream->capture == nullptr) return task();
   stream->capture->tasks.push_back({name, std::move(task)});
   return ACL_SUCCESS;

@@ -1,0 +1,27 @@
+"""One operator for NPU tensors, from an implementation for CPU tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+# Registrations live as long as their library object.
+_libraries: list[torch.library.Library] = []
+
+
+def emulate(name: str, implementation: Callable[..., Any]) -> None:
+    """Gives the operator ``name`` (``atb::_npu_rotary_embedding``, with ``.overload`` where it has one) a CPU kernel, and
+    makes NPU tensors use it.
+
+    The implementation gets the arguments of the schema, with CPU tensors on the NPU tensors' memory: writing into one
+    writes the device's memory. What it returns comes back as NPU tensors; an argument that it returns, as that argument.
+    It is recorded and replayed in graphs like any device work.
+    """
+    namespace, rest = name.split("::")
+    operator, _, overload = rest.partition(".")
+    library = torch.library.Library(namespace, "IMPL")
+    _libraries.append(library)
+    library.impl(rest, implementation, "CPU")
+    torch.ops.softnpu.use_cpu_kernel(f"{namespace}::{operator}", overload)
