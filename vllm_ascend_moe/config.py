@@ -49,7 +49,8 @@ class AscendMoEConfig(BaseModel):
     )
     exact: bool = Field(
         default=False,
-        description="Sum in fp32 in a fixed order, so that results have the same bits with every strategy; slower.",
+        description="Sum in fp32 in a fixed order: the same bits with every strategy, given experts whose own sums "
+        "keep that order (torch, reference; native but for batched_all_to_all). Slower.",
     )
     experts: ExpertsName = Field(
         default="auto",

@@ -81,9 +81,8 @@ class LocalIdsPrepareFinalize(FusedMoEPrepareAndFinalizeModular):
         if apply_router_weight_on_input:
             # The weights were used up on the input, so they cannot silence a choice: the input row must.
             hidden = hidden * here.any(dim=1, keepdim=True).to(hidden.dtype)
-        # Packed dispatch gives strided views, which those kernels would read as if they were contiguous.
         local_ids = slots.clamp(min=0).to(ids.dtype).contiguous()
-        return hidden.contiguous(), scale, meta, local_ids, torch.where(here, weights, 0).contiguous()
+        return _dense(hidden), scale, meta, local_ids, torch.where(here, weights, 0).contiguous()
 
     def finalize(
         self,
@@ -102,6 +101,12 @@ class LocalIdsPrepareFinalize(FusedMoEPrepareAndFinalizeModular):
             apply_router_weight_on_input,
             weight_and_reduce_impl,
         )
+
+
+def _dense(x: torch.Tensor) -> torch.Tensor:
+    """``x`` [n, H], rows right behind each other. Packed dispatch gives strided views, which those kernels misread or
+    refuse; and a view of one row calls itself contiguous, whatever its stride."""
+    return x if x.stride() == (x.shape[1], 1) else x.clone(memory_format=torch.contiguous_format)
 
 
 def make_ids_local(method: FusedMoEMethodBase, layer_name: str, num_local_experts: int) -> None:

@@ -1,0 +1,101 @@
+"""Which passes a forward takes, and the limits and values they follow from."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from vllm_ascend_moe.comm.cost_model import MoEShape
+from vllm_ascend_moe.comm.select import Situation
+from vllm_ascend_moe.config import AscendMoEConfig
+from vllm_ascend_moe.errors import CapacityError
+from vllm_ascend_moe.integration.passes import PassPlanner
+from vllm_ascend_moe.integration.strategies import default_capacity, possible_strategies
+from vllm_ascend_moe.layout import TokenLayout
+
+SHAPE = MoEShape(hidden_size=64, num_experts=8, top_k=2)
+
+
+def planner(max_tokens: int | None = None, **situation: object) -> PassPlanner:
+    return PassPlanner(Situation(shape=SHAPE, **situation), max_tokens)
+
+
+@pytest.mark.parametrize("sizes", [[9, 3, 4], [0, 0], [1, 8], [4, 4]], ids=str)
+def test_passes_take_every_token_once_and_are_the_same_on_every_rank(sizes: list[int]) -> None:
+    made = planner(4, comm="all_to_all")
+    by_rank = [made.passes(TokenLayout.of(sizes, rank)) for rank in range(len(sizes))]
+    assert len({tuple((each.strategy, each.layout.local_sizes) for each in passes) for passes in by_rank}) == 1
+    for rank, passes in enumerate(by_rank):
+        taken = [row for each in passes for row in range(sizes[rank])[each.rows]]
+        assert taken == list(range(sizes[rank]))
+        for each in passes:
+            assert each.layout.max_local_size <= 4
+            assert each.layout.local_size == each.rows.stop - each.rows.start
+    assert len(by_rank[0]) == max(1, -(-max(sizes) // 4))
+
+
+def test_without_a_bound_all_tokens_take_one_pass() -> None:
+    layout = TokenLayout.of([9, 3], 1)
+    [only] = planner(comm="padded_allgather").passes(layout)
+    assert only.layout is layout
+    assert only.rows == slice(0, 3)
+
+
+def test_layers_of_a_forward_share_a_plan_and_the_next_forward_has_its_own() -> None:
+    made = planner(comm="batched_all_to_all", capacity=8, over_capacity="rows")
+    small, large = TokenLayout.of([3, 1], 0), TokenLayout.of([9, 1], 0)
+    assert made.passes(small) is made.passes(small)
+    assert [made.passes(layout)[0].strategy for layout in (large, small, large)] == [
+        "all_to_all",
+        "batched_all_to_all",
+        "all_to_all",
+    ]
+
+
+def test_capacity_is_per_pass() -> None:
+    layout = TokenLayout.of([9, 1], 1)
+    with pytest.raises(CapacityError):
+        planner(comm="batched_all_to_all", capacity=4).passes(layout)
+    assert len(planner(4, comm="batched_all_to_all", capacity=4).passes(layout)) == 3
+
+
+def limits(tp: int = 1, speculative: int | None = None) -> SimpleNamespace:
+    """The fields of vLLM's configuration that the capacity follows from."""
+    return SimpleNamespace(
+        scheduler_config=SimpleNamespace(max_num_batched_tokens=101, max_num_seqs=16),
+        speculative_config=None if speculative is None else SimpleNamespace(num_speculative_tokens=speculative),
+        parallel_config=SimpleNamespace(tensor_parallel_size=tp),
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "config", "group", "expected"),
+    [
+        ({}, {"comm": "batched_all_to_all"}, "dp", 101),
+        ({"tp": 2}, {"comm": "batched_all_to_all"}, "ep", 51),
+        ({"tp": 2}, {"comm": "batched_all_to_all"}, "dp", 101),
+        ({}, {"comm": "auto"}, "dp", 16),
+        ({"speculative": 3}, {"comm": "auto"}, "dp", 64),
+        ({"speculative": 30}, {"comm": "auto"}, "dp", 101),
+        ({"tp": 4}, {"comm": "auto"}, "ep", 4),
+        ({}, {"comm": "batched_all_to_all", "max_tokens_in_flight": 32}, "dp", 32),
+    ],
+    ids=["any-step", "sp", "tp-without-sp", "decoding", "drafts", "drafts-at-most", "decoding-sp", "bounded-passes"],
+)
+def test_default_capacity(values: dict[str, int], config: dict[str, object], group: str, expected: int) -> None:
+    assert default_capacity(limits(**values), group, AscendMoEConfig(**config)) == expected
+
+
+@pytest.mark.parametrize(
+    ("situation", "expected"),
+    [
+        ({"comm": "all_to_all"}, ("all_to_all",)),
+        ({"comm": "batched_all_to_all"}, ("batched_all_to_all",)),
+        ({"comm": "batched_all_to_all", "over_capacity": "rows"}, ("batched_all_to_all", "all_to_all")),
+        ({"comm": "auto"}, ("padded_allgather", "all_to_all", "batched_all_to_all")),
+    ],
+    ids=str,
+)
+def test_only_strategies_that_may_be_chosen_are_built(situation: dict[str, str], expected: tuple[str, ...]) -> None:
+    assert possible_strategies(Situation(shape=SHAPE, **situation)) == expected
