@@ -60,8 +60,8 @@ class AllToAll:
     Args:
         group: the ranks; see :func:`~vllm_ascend_moe.ops.exchange.all_to_all`.
         placement: where experts live; the same on every rank.
-        exact: sum in fp32 and round once to the output's dtype, to nearest even, so that the result is the same bit for
-            bit as of every other exact strategy. Without it, kernels of some devices round ties otherwise.
+        exact: as for the other strategies, and without effect here: partial sums are always added in fp32, in the order
+            of ranks, and rounded once, so that results are those of every exact strategy bit for bit.
 
     Raises:
         PlacementError: a placement of another number of ranks.
@@ -71,7 +71,7 @@ class AllToAll:
 
     def __init__(self, group: Group, placement: ExpertPlacement, *, exact: bool = False) -> None:
         check_placement_group(placement, group)
-        self.group, self.placement, self.exact = group, placement, exact
+        self.group, self.placement = group, placement
 
     def dispatch(
         self,

@@ -74,18 +74,19 @@ def plan_rows(topk_ids: torch.Tensor, owners: torch.Tensor, ep_size: int) -> Row
     if uses_native(topk_ids):
         index, counts, slots, sources = _native().plan(topk_ids, owners, ep_size)
         return RowPlan(index, counts, slots, None, sources)
-    index = topk_ids.clamp(-1, owners.numel() - 2) + 1
-    ranks = owners.index_select(0, index.flatten()).view(index.shape).t()
-    tokens = index.shape[0]
+    entries = topk_ids.clamp(-1, owners.numel() - 2) + 1
+    tokens = entries.shape[0]
+    ranks = owners.index_select(0, entries.flatten()).view(entries.shape).t()
     # One line more than ranks takes what goes nowhere.
-    sent = torch.zeros((ep_size + 1, tokens), dtype=torch.bool, device=index.device).scatter_(0, ranks, True)[:-1]
+    sent = torch.zeros((ep_size + 1, tokens), dtype=torch.int64, device=entries.device).scatter_(0, ranks, 1)[:-1]
     ends = sent.flatten().cumsum(0)
-    width = min(index.shape[1], ep_size)
-    place = torch.where(sent, sent.cumsum(0) - 1, width)
-    slots = torch.full((width + 1, tokens), -1, dtype=torch.int64, device=index.device)
-    slots = slots.scatter_(0, place, ends.view(sent.shape) - 1)[:width].t()
-    slots = slots.to(torch.int32, memory_format=torch.contiguous_format)
-    return RowPlan(index, sent.sum(1), slots, ends, None)
+    # Column by column, the rows of a token in the order of ranks, counted from 1; line 0 takes pairs that are not sent.
+    width = min(entries.shape[1], ep_size)
+    rows = torch.zeros((width + 1, tokens), dtype=torch.int64, device=entries.device)
+    rows.scatter_(0, sent.cumsum(0).mul_(sent), ends.view(sent.shape))
+    slots = torch.empty((tokens, width), dtype=torch.int32, device=entries.device)
+    torch.sub(rows[1:].t(), 1, out=slots)
+    return RowPlan(entries, sent.sum(1), slots, ends, None)
 
 
 def look_up(index: torch.Tensor, table: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from vllm_ascend_moe.comm.all_to_all import AllToAll
+from vllm_ascend_moe.comm.batched_all_to_all import BatchedAllToAll
 from vllm_ascend_moe.comm.padded_all_gather import PaddedAllGather
 from vllm_ascend_moe.errors import CommError
 from vllm_ascend_moe.layout import TokenLayout
@@ -24,6 +25,7 @@ TIMEOUT_S = 3.0  # of each collective
 STRATEGIES = {
     "padded_allgather": lambda group, placement: PaddedAllGather(group),
     "all_to_all": AllToAll,
+    "batched_all_to_all": lambda group, placement: BatchedAllToAll(group, placement, capacity=TOKENS),
 }
 
 

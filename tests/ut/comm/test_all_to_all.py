@@ -16,9 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategy_cases import Case
 
+from vllm_ascend_moe.comm import batched_rows, row_plan
 from vllm_ascend_moe.comm.all_to_all import AllToAll
 from vllm_ascend_moe.errors import CommError, DtypeError, LayoutError, PlacementError, ShapeError
 from vllm_ascend_moe.layout import TokenLayout
+from vllm_ascend_moe.ops import row_bytes
 from vllm_ascend_moe.placement import ExpertPlacement
 from vllm_ascend_moe.testing import data
 from vllm_ascend_moe.testing.compare import assert_equal
@@ -121,9 +123,14 @@ def test_odd_sizes_cost_less_than_16_bytes_a_row():
         assert hidden.data_ptr() % 16 == hidden.stride(0) * 2 % 16 == 0, "rows are aligned for vector loads"
 
 
-def test_one_host_synchronisation(monkeypatch):
-    """Counted as reads of a tensor by the host; on a device each would wait for it."""
+@pytest.mark.parametrize("plain", [False, True], ids=["native", "plain torch"])
+def test_one_host_synchronisation(plain, monkeypatch):
+    """Counted as reads of a tensor by the host; on a device, where plain torch runs, each would wait for it."""
     reads = []
+    if plain:
+        monkeypatch.setattr(row_plan, "uses_native", lambda x: False)
+        monkeypatch.setattr(row_bytes, "native_available", lambda: False)
+        monkeypatch.setattr(batched_rows, "form_on", lambda device_type: "torch")
     for name in ("tolist", "item", "__bool__", "__int__", "__index__", "nonzero"):
         original = getattr(torch.Tensor, name)
 
@@ -142,9 +149,11 @@ def test_one_host_synchronisation(monkeypatch):
             return x.clone()
 
     comm = linear(Alone())
-    sent = comm.dispatch(**inputs(TokenLayout.of([5], 0)))
-    comm.combine(sent.hidden, sent.handle)
+    given = inputs(TokenLayout.of([5], 0))
+    sent = comm.dispatch(**given)
+    out = comm.combine(sent.hidden, sent.handle)
     assert reads == ["tolist"]
+    assert_equal(out, given["hidden"])
 
 
 @pytest.mark.parametrize(
