@@ -3,6 +3,7 @@
     python benchmarks/bench_comm.py --backend fake                  # host time against R, one process
     python benchmarks/bench_comm.py --backend gloo --ranks 2
     python benchmarks/bench_comm.py --backend nccl --ranks 2        # one GPU a rank
+    python benchmarks/bench_comm.py --backend nccl --ranks 2 --suite strategies     # all-to-all beside all-gather
     python benchmarks/bench_comm.py --backend hccl --ranks 2        # one NPU a rank; needs torch_npu
 
 Host time is what the calling thread spends until the last operation is queued; wall time is until the device is done,
@@ -16,6 +17,7 @@ import argparse
 import shlex
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,13 +25,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from comm_methods import Bare, BarePacked, Padded, Traffic, Uneven, UnpadRepack
-from comm_plot import draw
+from comm_plot import draw, draw_strategies
 from comm_profile import profile_layer
 from measure import environment, spread, table, write_json
+from strategy_methods import STRATEGY_METHODS, bare_of
 
 from vllm_ascend_moe.testing.launch import launch
 
-METHODS = {
+LAYOUT_METHODS: dict[str, Callable[[Traffic], Any]] = {
     "native": Padded,  # as configured by default: packed up to a size, coalesced above
     "native packed": partial(Padded, packed_bytes=1 << 60),
     "native coalesced": partial(Padded, packed_bytes=0),
@@ -39,8 +42,11 @@ METHODS = {
     "bare packed": BarePacked,
     "bare": Bare,
 }
+SUITES = {"layout": LAYOUT_METHODS, "strategies": STRATEGY_METHODS}
 COLUMNS = ["ranks", "tokens", "pattern", "method", "host_min", "host_us", "wall_us", "host/bare", "wall/bare", "ops",
            "kernels", "allocs", "MB"]  # fmt: skip
+STRATEGY_COLUMNS = ["ranks", "tokens", "pattern", "method", "host_us", "wall_us", "wall/bare", "wall_min", "min/bare",
+                    "ops", "kernels", "allocs", "comm_MB"]  # fmt: skip
 
 
 def sizes_of(tokens: int, ranks: int, pattern: str) -> list[int]:
@@ -50,17 +56,21 @@ def sizes_of(tokens: int, ranks: int, pattern: str) -> list[int]:
     return [max(1, tokens - tokens * 3 * r // (4 * (ranks - 1))) for r in range(ranks)]
 
 
-def make_methods(names: list[str], traffic: Traffic, backend: str) -> dict[str, Any]:
+def make_methods(args: argparse.Namespace, traffic: Traffic) -> dict[str, Any]:
     # gloo and the fake group raise for lists of unequal parts; HCCL has never been tried.
-    skipped = set() if backend == "nccl" else {"uneven"}
-    return {name: METHODS[name](traffic) for name in names if name not in skipped}
+    skipped = set() if args.backend == "nccl" else {"uneven"}
+    methods = SUITES[args.suite]
+    return {name: methods[name](traffic) for name in args.methods or methods if name not in skipped}
 
 
 def check_equal(methods: dict[str, Any], traffic: Traffic) -> None:
-    """Every method returns the same rows: each rank's hidden is gathered R times and summed."""
+    """Every method returns what it should: its ``expected()``, or each rank's hidden, gathered R times and summed."""
     size = traffic.layout.local_size
-    want = traffic.hidden * traffic.layout.ep_size
+    gathered = traffic.hidden * traffic.layout.ep_size
     for name, method in methods.items():
+        if name in ("bare rows", "bare batched"):  # move rows of zeros
+            continue
+        want = method.expected() if hasattr(method, "expected") else gathered
         got = method.layer()[:size]
         if not torch.equal(got, want):
             raise AssertionError(f"{name} returns other rows than the layer should")
@@ -87,7 +97,7 @@ def run_case(
     rank: int, args: argparse.Namespace, ranks: int, tokens: int, pattern: str, device: torch.device
 ) -> list[dict[str, Any]]:
     traffic = Traffic.make(sizes_of(tokens, ranks, pattern), rank, args.hidden, args.top_k, device)
-    methods = make_methods(args.methods, traffic, args.backend)
+    methods = make_methods(args, traffic)
     if args.backend != "fake":
         check_equal(methods, traffic)
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in methods}
@@ -105,18 +115,22 @@ def run_case(
             {"ranks": ranks, "tokens": tokens, "pattern": pattern, "method": name, "host": host, "wall": wall}
             | profile_layer(method, device)
         )
-    add_ratios(rows)
+        if hasattr(method, "comm_bytes"):
+            rows[-1]["comm_MB"] = round(method.comm_bytes / 1e6, 3)
+    add_ratios(rows, args.suite)
     return rows
 
 
-def add_ratios(rows: list[dict[str, Any]]) -> None:
-    bare = next((row for row in rows if row["method"] == "bare"), None)
+def add_ratios(rows: list[dict[str, Any]], suite: str) -> None:
+    by_name = {row["method"]: row for row in rows}
     for row in rows:
         row["host_us"], row["wall_us"] = round(row["host"]["median"], 1), round(row["wall"]["median"], 1)
-        row["host_min"] = round(row["host"]["min"], 1)
+        row["host_min"], row["wall_min"] = round(row["host"]["min"], 1), round(row["wall"]["min"], 1)
+        bare = by_name.get("bare" if suite == "layout" else bare_of(row["method"]))
         if bare is not None:
             row["host/bare"] = round(row["host"]["median"] / bare["host"]["median"], 2)
             row["wall/bare"] = round(row["wall"]["median"] / bare["wall"]["median"], 2)
+            row["min/bare"] = round(row["wall"]["min"] / bare["wall"]["min"], 2)
 
 
 def rank_main(rank: int, ranks: int, args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -150,13 +164,19 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, nargs="+", help="group sizes [2 .. 256 for fake, else 2]")
     parser.add_argument("--tokens", type=int, nargs="+", help="tokens on the fullest rank")
     parser.add_argument("--patterns", nargs="+", choices=["even", "skewed"], default=["even", "skewed"])
-    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
+    parser.add_argument("--suite", choices=list(SUITES), default="layout", help="which methods are compared [layout]")
+    parser.add_argument("--methods", nargs="+", help="some methods of the suite [all]")
     parser.add_argument("--hidden", type=int, help="H [64 for fake, else 7168]")
     parser.add_argument("--top-k", type=int, default=8)
     parser.add_argument("--layers", type=int, default=20, help="layers between two synchronisations")
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     args = parser.parse_args()
+    unknown = set(args.methods or ()) - set(SUITES[args.suite])
+    if unknown:
+        parser.error(f"--methods {sorted(unknown)}: the suite {args.suite} has {', '.join(SUITES[args.suite])}")
+    if args.suite == "strategies" and args.backend == "fake":
+        parser.error("--suite strategies needs a backend that moves bytes: row counts travel in it")
     fake = args.backend == "fake"
     args.ranks = args.ranks or ([2, 4, 8, 16, 32, 64, 128, 256] if fake else [2])
     args.tokens = args.tokens or ([4] if fake else [1, 8, 32, 128, 512, 2048, 8192])
@@ -170,12 +190,15 @@ def main() -> None:
         rows = run_fake(args)
     else:
         rows = [row for n in args.ranks for row in launch(n, rank_main, args, backend=args.backend)[0]]
-    path = args.out / f"comm_{args.backend}.json"
-    plot = args.out / f"comm_{args.backend}.png"
+    name = f"comm_{args.backend}" if args.suite == "layout" else f"strategies_{args.backend}"
+    path, plot = args.out / f"{name}.json", args.out / f"{name}.png"
     write_json(path, shlex.join(["python", "benchmarks/bench_comm.py", *sys.argv[1:]]), rows)
     print({**environment(), "backend": args.backend, "hidden": args.hidden, "top_k": args.top_k})
-    print(table(rows, COLUMNS))
-    draw(rows, plot, against="ranks" if len(args.ranks) > 1 else "tokens")
+    print(table(rows, COLUMNS if args.suite == "layout" else STRATEGY_COLUMNS))
+    if args.suite == "layout":
+        draw(rows, plot, against="ranks" if len(args.ranks) > 1 else "tokens")
+    else:
+        draw_strategies(rows, plot)
     print(f"written: {path.name}, {plot.name}")
 
 

@@ -16,7 +16,9 @@ from vllm_ascend_moe.comm.padded_all_gather import PaddedAllGather
 from vllm_ascend_moe.layout import TokenLayout
 from vllm_ascend_moe.ops.native import TorchGroup
 
-_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+NUM_EXPERTS = 256
+
+all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
@@ -35,9 +37,15 @@ class Traffic:
         tokens = sizes[rank]
         # Small whole numbers: sums over ranks are exact in bf16, so methods can be compared bit by bit.
         hidden = torch.randint(-8, 9, (tokens, hidden_size), generator=generator).to(torch.bfloat16)
-        weights = torch.rand(tokens, top_k, generator=generator)
-        ids = torch.randint(0, 64, (tokens, top_k), generator=generator, dtype=torch.int32)
+        weights = torch.full((tokens, top_k), 1 / top_k)
+        # The K largest of E random numbers: distinct experts, all equally likely.
+        ids = torch.rand(tokens, NUM_EXPERTS, generator=generator).topk(top_k, dim=1).indices.int()
         return Traffic(TokenLayout.of(sizes, rank), hidden.to(device), weights.to(device), ids.to(device))
+
+    @property
+    def row_bytes(self) -> int:
+        """Of one token in all three tensors."""
+        return sum(x.element_size() * x.shape[1] for x in (self.hidden, self.weights, self.ids))
 
 
 class PlainGroup:
@@ -66,7 +74,7 @@ class Padded:
 
     def _dispatch(self) -> Dispatched:
         t = self.traffic
-        return self.comm.dispatch(t.hidden, t.weights, t.ids, num_experts=64, layout=t.layout)
+        return self.comm.dispatch(t.hidden, t.weights, t.ids, num_experts=NUM_EXPERTS, layout=t.layout)
 
     def layer(self) -> torch.Tensor:
         return self.comm.combine(self.expert_output, self._dispatch().handle)
@@ -86,7 +94,7 @@ class UnpadRepack:
         if x.shape[0] < rows:
             x = torch.nn.functional.pad(x, (0, 0, 0, rows - x.shape[0]))
         out = x.new_empty((ranks * rows, *x.shape[1:]))
-        _gather(out, x)
+        all_gather(out, x)
         return torch.cat([out[r * rows : r * rows + size] for r, size in enumerate(layout.local_sizes)])
 
     def _dispatch(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -135,14 +143,14 @@ class BarePacked:
     def __init__(self, traffic: Traffic) -> None:
         layout = traffic.layout
         self.layout = layout
-        row_bytes = sum(x.element_size() * x.shape[1] for x in (traffic.hidden, traffic.weights, traffic.ids))
-        self.wire = torch.zeros(layout.max_local_size, row_bytes, dtype=torch.uint8, device=traffic.hidden.device)
+        rows, row_bytes = layout.max_local_size, traffic.row_bytes
+        self.wire = torch.zeros(rows, row_bytes, dtype=torch.uint8, device=traffic.hidden.device)
         self.expert_output = Bare(traffic).expert_output
 
     def layer(self) -> torch.Tensor:
         rows = self.layout.max_local_size
         out = self.wire.new_empty((self.layout.ep_size * rows, self.wire.shape[1]))
-        _gather(out, self.wire)
+        all_gather(out, self.wire)
         reduced = self.expert_output.new_empty((rows, self.expert_output.shape[1]))
         _reduce(reduced, self.expert_output)
         return reduced
@@ -163,7 +171,7 @@ class Bare:
 
     def _gather(self, x: torch.Tensor) -> torch.Tensor:
         out = x.new_empty((self.layout.ep_size * x.shape[0], *x.shape[1:]))
-        _gather(out, x)
+        all_gather(out, x)
         return out
 
     def layer(self) -> torch.Tensor:

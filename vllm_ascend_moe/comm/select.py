@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 
 ReasonKind = Literal["configured", "cheapest", "only choice", "over capacity"]
 
+# Padded all-gather needs neither counts nor buffers: another strategy must beat it by more than the model is worth.
+MARGIN = 0.1
+
 FORMATS: dict[Strategy, ActivationFormat] = {
     "padded_allgather": ActivationFormat.ROWS,
     "all_to_all": ActivationFormat.ROWS,
@@ -110,6 +113,8 @@ def select(local_sizes: tuple[int, ...], situation: Situation) -> Decision:
         why = obstacles[name]
         if why is None and kind == "cheapest":
             why = f"{prices[name].us:.0f} us by the cost model"
+            if prices[name].us < prices[chosen].us:
+                why += f", not {MARGIN:.0%} less"
         rejected.append((name, why or f"{situation.comm} is configured"))
     return Decision(chosen, kind, reason, tuple(rejected), costs)
 
@@ -140,9 +145,10 @@ def _choose(
             f"at least the {max(sizes)} tokens of the fullest rank, with batched experts",
             "Fixed shapes with uneven token counts need batched_all_to_all: set a capacity, or run without capture.",
         )
-    best = min(possible, key=costs.__getitem__)
     if len(possible) == 1:
-        return best, "only choice", "no other strategy is possible"
+        return possible[0], "only choice", "no other strategy is possible"
+    handicap = {name: costs[name] * (1 if name == "padded_allgather" else 1 + MARGIN) for name in possible}
+    best = min(possible, key=handicap.__getitem__)
     return best, "cheapest", f"{costs[best]:.0f} us by the cost model on {situation.link.name}"
 
 
