@@ -29,6 +29,25 @@ _COMMON: dict[str, Any] = {
     "tie_word_embeddings": False,
     "initializer_range": 0.2,
 }
+_MLA: dict[str, Any] = {
+    "q_lora_rank": 48,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    # As in the published models. It matters: vLLM 0.32 on CPU rotates wrongly without it, since its kernel for
+    # plain rotary embeddings takes MLA's 3-D query for a 2-D one.
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 128,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+    },
+}
 _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": (
         "Qwen3MoeConfig",
@@ -58,24 +77,26 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "first_k_dense_replace": 1,
             "routed_scaling_factor": 2.5,
             "norm_topk_prob": True,
-            "q_lora_rank": 48,
-            "kv_lora_rank": 512,
-            "qk_nope_head_dim": 128,
-            "qk_rope_head_dim": 64,
-            "v_head_dim": 128,
-            # As in the published models. It matters: vLLM 0.32 on CPU rotates wrongly without it, since its kernel for
-            # plain rotary embeddings takes MLA's 3-D query for a 2-D one.
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "rope_theta": 10000.0,
-                "factor": 4.0,
-                "original_max_position_embeddings": 128,
-                "beta_fast": 32,
-                "beta_slow": 1,
-                "mscale": 1.0,
-                "mscale_all_dim": 1.0,
-            },
+            **_MLA,
             "num_hidden_layers": 3,
+        },
+    ),
+    "deepseek_v2": (
+        "DeepseekV2Config",
+        {
+            "num_key_value_heads": 4,
+            "moe_intermediate_size": 32,
+            "n_routed_experts": 8,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "topk_method": "group_limited_greedy",
+            "first_k_dense_replace": 1,
+            "routed_scaling_factor": 2.5,
+            "norm_topk_prob": False,
+            "num_hidden_layers": 3,
+            **_MLA,
         },
     ),
     "mixtral": (

@@ -51,6 +51,7 @@ class Outcome:
     worst: float = 0.0
     strategies: list[str] = field(default_factory=list)
     outputs: list[torch.Tensor] = field(default_factory=list)
+    placement: str = ""
     error: str = ""
 
 
@@ -170,6 +171,7 @@ class World:
         outcome = Outcome()
         try:
             layer, config = self.build(case)
+            outcome.placement = layer.expert_placement_strategy
             for sizes in case.sizes:
                 self._forward(case, layer, config, sizes, outcome)
         except Exception as error:  # noqa: BLE001  the case says which one it must be

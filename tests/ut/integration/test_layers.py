@@ -82,6 +82,7 @@ def check(case: LayerCase, ranks: list[Outcome], tolerance: float) -> None:
     assert [outcome.error for outcome in ranks] == [""] * RANKS
     assert max(outcome.worst for outcome in ranks) < tolerance
     assert any(output.numel() for outcome in ranks for output in outcome.outputs)
+    assert {outcome.placement for outcome in ranks} == {"round_robin" if case.round_robin else "linear"}
     strategies = {tuple(outcome.strategies) for outcome in ranks}
     assert len(strategies) == 1, "ranks chose differently"
     if case.section["comm"] not in ("auto", BATCHED):
