@@ -24,6 +24,10 @@ _PROBE_TIMEOUT_S = 60
 _IN_A_PROCESS_OF_ITS_OWN = {
     "torch loads": "import torch; print(torch.__version__, 'threads', torch.get_num_threads())",
     "platform": "from vllm.platforms import current_platform as p; print(type(p).__module__ + '.' + type(p).__name__)",
+    "configuration": (
+        "from vllm_ascend_moe.config import AscendMoEConfig as C; "
+        "print(', '.join(f'{key}={value.default!r}' for key, value in C.model_fields.items()))"
+    ),
     "operators": (
         "from vllm.plugins import load_general_plugins; load_general_plugins(); import torch; "
         "print(torch.ops.vllm.maybe_all_gather_and_maybe_unpad, torch.ops.vllm.maybe_pad_and_reduce)"

@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import pytest
+import torch
 from vllm.config import ParallelConfig
 from vllm.platforms.cpu import CpuPlatform
 
-from vllm_ascend_moe.errors import UnsupportedError
+from vllm_ascend_moe.errors import InvalidValueError, UnsupportedError
 from vllm_ascend_moe.integration.cpu_platform import AscendMoECpuPlatform
 from vllm_ascend_moe.integration.cpu_worker import FewestTokensDispatcher
+from vllm_ascend_moe.integration.strategies import buffers_of, close_buffers, describe_buffers
 
 
 @dataclass
@@ -81,3 +83,16 @@ def test_layers_the_plugin_does_not_reach_are_refused(checked) -> None:
     checked(quantization="fp8", transformers=True)
     checked(quantization="fp8", enable_expert_parallel=True)
     checked(transformers=True, enable_expert_parallel=True)
+
+
+def test_buffers_are_shared_by_group_described_and_closed() -> None:
+    """What the worker does when it ends."""
+    one = buffers_of("dp")
+    assert buffers_of("dp") is one
+    assert buffers_of("ep") is not one
+    one.get("rows", (4, 8), torch.float32)
+    assert "group dp: 1 buffers, 128 bytes" in describe_buffers()
+    close_buffers()
+    assert describe_buffers() == ""
+    with pytest.raises(InvalidValueError, match="closed"):
+        one.get("rows", (4, 8), torch.float32)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from vllm_ascend_moe.comm.cost_model import MoEShape
 from vllm_ascend_moe.comm.select import Situation
 from vllm_ascend_moe.config import AscendMoEConfig
-from vllm_ascend_moe.errors import CapacityError
+from vllm_ascend_moe.errors import CapacityError, UnsupportedError
 from vllm_ascend_moe.integration.passes import PassPlanner
-from vllm_ascend_moe.integration.strategies import default_capacity, possible_strategies
+from vllm_ascend_moe.integration.strategies import default_capacity, describe, make_situation, possible_strategies
 from vllm_ascend_moe.layout import TokenLayout
 
 SHAPE = MoEShape(hidden_size=64, num_experts=8, top_k=2)
@@ -99,3 +100,40 @@ def test_default_capacity(values: dict[str, int], config: dict[str, object], gro
 )
 def test_only_strategies_that_may_be_chosen_are_built(situation: dict[str, str], expected: tuple[str, ...]) -> None:
     assert possible_strategies(Situation(shape=SHAPE, **situation)) == expected
+
+
+def moe(ep: bool = True) -> SimpleNamespace:
+    """The fields of a layer's configuration that the choice of a strategy depends on."""
+    return SimpleNamespace(
+        moe_parallel_config=SimpleNamespace(use_ep=ep),
+        hidden_dim=64,
+        num_experts=8,
+        experts_per_token=2,
+        in_dtype=torch.bfloat16,
+    )
+
+
+def test_situation_follows_from_layer_limits_and_configuration() -> None:
+    config = AscendMoEConfig(comm="auto", quantize_dispatch="int8", packed_bytes=7, max_tokens_across_dp=5)
+    made = make_situation(moe(), limits(), "dp", config)
+    assert made.shape == MoEShape(hidden_size=64, num_experts=8, top_k=2, element_bytes=2, quantized=True)
+    assert (made.comm, made.capacity, made.packed_bytes) == ("auto", 5, 7)
+
+
+def test_vllm_kernels_take_rows_only() -> None:
+    made = make_situation(moe(), limits(), "dp", AscendMoEConfig(comm="auto", experts="vllm"))
+    assert possible_strategies(made) == ("padded_allgather", "all_to_all")
+    assert made.capacity is None
+
+
+def test_without_expert_parallelism_only_the_padded_strategy_can_work() -> None:
+    assert make_situation(moe(ep=False), limits(), "dp", AscendMoEConfig(comm="auto")).comm == "padded_allgather"
+    with pytest.raises(UnsupportedError, match="--enable-expert-parallel"):
+        make_situation(moe(ep=False), limits(), "dp", AscendMoEConfig(comm="batched_all_to_all"))
+
+
+def test_the_log_says_capacity_and_memory() -> None:
+    batched = make_situation(moe(), limits(), "dp", AscendMoEConfig(comm="batched_all_to_all"))
+    assert "capacity = 101 tokens a rank" in describe(batched, 2)
+    assert "MiB of buffers" in describe(batched, 2)
+    assert "capacity" not in describe(make_situation(moe(), limits(), "dp", AscendMoEConfig(comm="all_to_all")), 2)

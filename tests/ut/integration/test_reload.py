@@ -8,12 +8,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from vllm.model_executor.layers.fused_moe import FusedMoEQuantConfig, MoEActivation
+from vllm.model_executor.layers.fused_moe.modular_kernel import ExpertTokensMetadata
 
 from vllm_ascend_moe.experts.base import ExpertWeights
 from vllm_ascend_moe.experts.native import NativeExperts
 from vllm_ascend_moe.experts.reference import ReferenceExperts
 from vllm_ascend_moe.experts.torch_form import TorchExperts
-from vllm_ascend_moe.integration.experts import RowsExpertsStep
+from vllm_ascend_moe.integration.experts import BatchedExpertsStep, RowsExpertsStep, process_weights
 from vllm_ascend_moe.testing.compare import assert_close
 
 E, H, N, ROWS = 4, 32, 16, 9
@@ -28,9 +29,9 @@ def layer(seed: int) -> torch.nn.Module:
     return module
 
 
-def step(kernel: object) -> RowsExpertsStep:
+def step(kernel: object, cls: type = RowsExpertsStep):
     """The step without vLLM's constructor, which wants a whole model's configuration."""
-    made = RowsExpertsStep.__new__(RowsExpertsStep)
+    made = cls.__new__(cls)
     made.kernel, made._weights_type = kernel, ExpertWeights
     made.quant_config = FusedMoEQuantConfig.make()
     made.moe_config = SimpleNamespace()
@@ -82,3 +83,37 @@ def test_layerwise_reload(kernel: object) -> None:
     for name, parameter in temporary.named_parameters():
         module.get_parameter(name).copy_(parameter)
     check(made, module, layer(2))
+
+
+@pytest.mark.parametrize("kernel", [NativeExperts(), TorchExperts()], ids=["native", "torch"])
+def test_kernels_of_both_formats_read_the_same_weights_which_are_packed_once(kernel: object) -> None:
+    module, plain = layer(1), layer(1)
+    rows, batched = step(kernel), step(kernel, BatchedExpertsStep)
+    process_weights([rows, batched, rows], module)
+    check(rows, module, plain)
+    hidden, counts = torch.randn(E, ROWS, H), torch.tensor([0, ROWS, 3, 1], dtype=torch.int32)
+    out = torch.full_like(hidden, float("nan"))
+    meta = ExpertTokensMetadata(counts, None)
+    nothing = torch.empty(0)
+    batched.apply(
+        out,
+        hidden,
+        module.w13_weight,
+        module.w2_weight,
+        nothing,
+        nothing,
+        MoEActivation.SILU,
+        E,
+        None,
+        None,
+        None,
+        nothing,
+        nothing,
+        meta,
+        False,
+    )
+    weights = ExpertWeights(w13=plain.w13_weight, w2=plain.w2_weight)
+    expected = ReferenceExperts().apply_batched(hidden, counts, weights)
+    for expert, count in enumerate(counts.tolist()):
+        assert_close(out[expert, :count], expected[expert, :count])
+        assert out[expert, count:].isnan().all()
