@@ -3,7 +3,7 @@
 
     python benchmarks/bench_comm_projection.py
 
-Nothing is run. The shape is DeepSeek-V3's (H 7168, E 256, top-8, bf16); every rank has as many tokens, and C is as many.
+Nothing is run. The shape is DeepSeek-V3's (H 7168, E 256, top-8, bf16); all ranks have as many tokens, and C is that.
 """
 
 from __future__ import annotations

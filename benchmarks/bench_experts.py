@@ -22,6 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the package, where it is not installed
+
 from measure import Work, environment, interleaved, spread, table, write_json
 
 from vllm_ascend_moe.experts.base import ExpertWeights

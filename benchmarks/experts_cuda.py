@@ -1,6 +1,6 @@
 """Speed of the Triton expert kernels on one CUDA GPU, against torch and vLLM's own batched Triton kernel.
 
-    python benchmarks/experts_cuda.py --json out.json [--vllm-file .../fused_batched_moe.py]
+    python benchmarks/bench_experts.py --device cuda --json out.json [--vllm-file .../fused_batched_moe.py]
 
 Contenders of a case run in turn, round after round, each as a replayed CUDA graph over several sets of weights (more
 than the L2 cache holds), and the median round counts: on a chip whose clock follows its load, one contender after the
@@ -318,8 +318,8 @@ def run(args: argparse.Namespace) -> list[Result]:
     for case in cases(args):
         results.append(measure(case, args, tensors, invoke))
         print(line(results[-1]), flush=True)
-    if args.json:
-        args.json.write_text(json.dumps({**head, "results": [asdict(result) for result in results]}, indent=1))
+        if args.json:  # after each case: what was measured stays when the run is cut off
+            args.json.write_text(json.dumps({**head, "results": [asdict(result) for result in results]}, indent=1))
     return results
 
 
