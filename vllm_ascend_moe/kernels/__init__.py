@@ -6,7 +6,7 @@
     activation  expert activations (device code)
     tile        one output tile: product, scales, bias, activation, store (device code)
     gemm        the expert GEMM over batched or ragged groups (device code)
-    operands    what the GEMM accepts, strides, tensor descriptors
+    operands    what the GEMM accepts, strides; descriptors: tensor descriptors of the operands
     launch      expert_gemm(); tune: which tiles are the fastest for given operands
     rows        the kernels of the three below (device code)
     quantize    activate_rows(): activation of a [gate; up] tensor, per-token quantisation of the result

@@ -8,17 +8,9 @@ import torch
 import triton
 import triton.language as tl
 
+from vllm_ascend_moe.kernels.descriptors import describable, results_view, rows_view, storable, weights_view
 from vllm_ascend_moe.kernels.gemm import expert_gemm_kernel
-from vllm_ascend_moe.kernels.operands import (
-    FP8,
-    ActivationForm,
-    Operands,
-    activation_form,
-    check_operands,
-    describable,
-    rows_view,
-    weights_view,
-)
+from vllm_ascend_moe.kernels.operands import FP8, ActivationForm, Operands, activation_form, check_operands
 from vllm_ascend_moe.kernels.targets import check_fp8, interpreted, processors, target_of
 from vllm_ascend_moe.kernels.tiles import GemmTiles, tiles_for, without_tma
 
@@ -73,8 +65,10 @@ def expert_gemm(
     if a.dtype in FP8 or w.dtype in FP8:
         check_fp8(target, a.device)
     if tiles is None:
-        weight_rows = w.shape[0] * w.shape[1]
-        tiles = tiles_for(target, w.dtype, weight_rows, processors(a.device), expected_rows, form.name, form.parts)
+        # The largest tile has no room for results wider than its weights.
+        hint = expected_rows if out.element_size() <= w.element_size() else None
+        weight_rows, programs = w.shape[0] * w.shape[1], processors(a.device)
+        tiles = tiles_for(target, w.dtype, weight_rows, operands.k, programs, hint, form.name, form.parts)
         if tiles.tma and not describable(a, w, operands):
             tiles = without_tma(target, w.dtype)
     _launch(a, w, out, counts, starts, a_scale, w_scale, bias, form, operands, tiles)
@@ -97,10 +91,14 @@ def _launch(
     parts = form.parts
     a_many, w_many, w_half, w_few = _inputs(a, w, op, tiles)
     integer = a.dtype == torch.int8 and w.dtype == torch.int8
-    expert_gemm_kernel[(processors(a.device) * tiles.programs,)](
+    programs = processors(a.device) * tiles.programs
+    pieces = tiles.block_n // parts // tiles.store_n if tiles.tma and tiles.store_n and storable(out, w, op) else 0
+    early = tiles.early and not interpreted()
+    expert_gemm_kernel[(programs,)](
         a_many,
         w_many,
         out,
+        results_view(out, op, tiles.block_m, tiles.store_n) if pieces else None,
         a,
         w_half,
         w_few,
@@ -114,6 +112,7 @@ def _launch(
         op.n,
         op.k,
         op.a_pitch,
+        op.c_pitch,
         op.stride_ae,
         op.stride_am,
         op.stride_be,
@@ -123,7 +122,8 @@ def _launch(
         op.stride_cm,
         0 if a_scale is None or starts is not None else a_scale.stride(0),
         op.stride_vp,
-        E_BLOCK=max(16, triton.next_power_of_2(op.experts)),
+        PROGRAMS=programs,
+        E_BLOCK=max(4, triton.next_power_of_2(op.experts)),
         SCAN=tiles.scan,
         BLOCK_M=tiles.block_m,
         BLOCK_N=tiles.block_n // parts,
@@ -144,8 +144,12 @@ def _launch(
         TMA=tiles.tma,
         # The interpreter holds bf16 and fp8 as raw bits, which it cannot multiply.
         WIDEN=interpreted() and not integer,
+        PIECES=pieces,
+        FLATTEN=tiles.tma and tiles.flatten,
+        EARLY=early,
         num_warps=tiles.warps,
         num_stages=tiles.stages,
+        **({"launch_pdl": True} if early else {}),
     )
 
 

@@ -1,9 +1,8 @@
-"""The operands of the expert GEMM: what is accepted, their strides, and their tensor descriptors."""
+"""The operands of the expert GEMM: what is accepted, and their strides."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -12,8 +11,6 @@ from vllm_ascend_moe.errors import InvalidValueError, ShapeError
 _POINTWISE = ("silu", "gelu", "gelu_tanh", "relu2")
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.int8, *FP8)
-_MAX_ROWS = 1 << 31  # descriptors are indexed with 32 bits
-_DESCRIPTOR_ALIGNMENT = 16  # bytes, of the address and of every stride
 
 
 @dataclass(frozen=True)
@@ -54,6 +51,7 @@ class Operands:
     n: int
     k: int
     a_pitch: int  # stride_ae in rows; -1 where it is no whole number of rows
+    c_pitch: int  # stride_ce likewise
     stride_ae: int
     stride_am: int
     stride_be: int
@@ -77,23 +75,30 @@ class Operands:
         row, step = w.stride(1), 2 if form.interleaved else 1
         stride_ae = a.stride(0) if batched else 0
         stride_am = a.stride(-2)
+        stride_ce = out.stride(0) if batched else 0
+        stride_cm = out.stride(-2)
         return Operands(
             experts=w.shape[0],
             capacity=a.shape[-2],
             parts=form.parts,
             n=n,
             k=w.shape[2],
-            a_pitch=stride_ae // stride_am if stride_am and stride_ae % stride_am == 0 else -1,
+            a_pitch=_pitch(stride_ae, stride_am),
+            c_pitch=_pitch(stride_ce, stride_cm),
             stride_ae=stride_ae,
             stride_am=stride_am,
             stride_be=w.stride(0),
             stride_bp=row if form.interleaved else n * row,
             stride_bn=step * row,
-            stride_ce=out.stride(0) if batched else 0,
-            stride_cm=out.stride(-2),
+            stride_ce=stride_ce,
+            stride_cm=stride_cm,
             stride_vp=1 if form.interleaved else n,
             step=step,
         )
+
+
+def _pitch(stride: int, row: int) -> int:
+    return stride // row if row and stride % row == 0 else -1
 
 
 def check_operands(
@@ -168,37 +173,3 @@ def _summary(tensor: torch.Tensor) -> str:
 
 def _names(dtypes: tuple[torch.dtype, ...]) -> str:
     return ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-
-
-# -- tensor descriptors -----------------------------------------------------------------------------------------
-
-
-def describable(a: torch.Tensor, w: torch.Tensor, op: Operands) -> bool:
-    """Whether tensor descriptors can read the operands: aligned, rows at a whole pitch, few enough of them."""
-    strides = [s * a.element_size() for s in (op.stride_am, op.stride_ae)]
-    strides += [s * w.element_size() for s in (op.stride_be, op.stride_bp, op.stride_bn)]
-    addresses = (a.data_ptr(), w.data_ptr())
-    return (
-        not any(number % _DESCRIPTOR_ALIGNMENT for number in (*strides, *addresses))
-        and op.a_pitch >= 0
-        and op.stride_am > 0
-        and op.k > 0
-        and op.experts * op.a_pitch + op.capacity < _MAX_ROWS
-    )
-
-
-def rows_view(a: torch.Tensor, op: Operands, rows: int, depth: int) -> Any:
-    """The descriptor of ``a`` as one list of rows [experts * a_pitch, K], with tiles [rows, depth]."""
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
-    total = (op.experts - 1) * op.a_pitch + op.capacity
-    return TensorDescriptor(a, [total, op.k], [op.stride_am, 1], [rows, depth])
-
-
-def weights_view(w: torch.Tensor, op: Operands, columns: int, depth: int) -> Any:
-    """The descriptor of ``w`` as [E_l, parts, N, K], with tiles of ``columns`` weight rows over all parts."""
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
-    strides = [op.stride_be, op.stride_bp, op.stride_bn, 1]
-    block = [1, op.parts, columns // op.parts, depth]
-    return TensorDescriptor(w, [op.experts, op.parts, op.n, op.k], strides, block)

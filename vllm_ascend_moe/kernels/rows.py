@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from vllm_ascend_moe.kernels.activation import gated, pointwise
-from vllm_ascend_moe.kernels.schedule import load_counts, locate, running_total, total_tiles
+from vllm_ascend_moe.kernels.schedule import load_counts, locate, tile_ranges, total_tiles
 
 
 @triton.jit
@@ -38,12 +38,12 @@ def activate_kernel(
     pid = tl.program_id(0)
     counts = load_counts(counts_ptr, num_experts, E_BLOCK, SCAN)
     total = total_tiles(counts, counts_ptr, num_experts, capacity, 1, ROWS, 0, -1, SCAN)
-    ends = running_total(counts, capacity, 1, ROWS, 0, -1, SCAN)
+    begins, ends = tile_ranges(counts, capacity, 1, ROWS, 0, -1, SCAN)
     rows = tl.arange(0, ROWS)
     columns = tl.arange(0, COLUMNS)
     for tile in range(pid, total, tl.num_programs(0)):
         expert, local, count = locate(
-            tile, counts, ends, counts_ptr, num_experts, capacity, 1, ROWS, 0, -1, E_BLOCK, SCAN
+            tile, counts, begins, ends, counts_ptr, num_experts, capacity, 1, ROWS, 0, -1, E_BLOCK, SCAN
         )
         wide = expert.to(tl.int64)
         start = tl.full([], 0, tl.int32)

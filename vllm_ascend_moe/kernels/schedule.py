@@ -4,12 +4,12 @@
 """Which tile a program works on, found on the device, so that time follows the real rows and not the capacity.
 
 A persistent grid walks a list of tiles that is never written down: expert e has ``ceil(count[e] / BLOCK_M) * n_tiles``
-tiles, ``ends[e]`` is the running total, and tile t belongs to the first expert whose end is past t. An expert without
-rows has no tile, and neither has one whose count is not of this pass (LEAST to MOST rows; MOST = -1: no limit).
+tiles, which are those from ``begins[e]`` to ``ends[e] - 1`` of the list. An expert without rows has no tile, and
+neither has one whose count is not of this pass (LEAST to MOST rows; MOST = -1: no limit).
 
-Two ways to search the list. On a GPU the counts stay in registers and three small reductions find the expert. With SCAN
-(Ascend) scalar code runs through the counts instead: there a reduction belongs to the vector cores, and the cube core
-would have to wait for its result through global memory at every tile.
+Two ways to search the list. On a GPU the counts stay in registers and three small reductions, none of which waits for
+another, find the expert. With SCAN (Ascend) scalar code runs through the counts instead: there a reduction belongs to
+the vector cores, and the cube core would have to wait for its result through global memory at every tile.
 """
 
 from __future__ import annotations
@@ -58,26 +58,29 @@ def total_tiles(
 
 
 @triton.jit
-def running_total(
+def tile_ranges(
     counts, capacity, n_tiles, BLOCK_M: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr, SCAN: tl.constexpr
 ):
-    """ends, int32 [E_BLOCK]; with SCAN a placeholder."""
+    """begins, ends, int32 [E_BLOCK]; with SCAN placeholders."""
     if SCAN:
+        begins = 0
         ends = 0
     else:
-        ends = tl.cumsum(tl.cdiv(_of_this_pass(counts, capacity, LEAST, MOST), BLOCK_M), 0) * n_tiles
-    return ends
+        tiles = tl.cdiv(_of_this_pass(counts, capacity, LEAST, MOST), BLOCK_M) * n_tiles
+        ends = tl.cumsum(tiles, 0)
+        begins = ends - tiles
+    return begins, ends
 
 
 @triton.jit
 def locate(
-    tile, counts, ends, counts_ptr, num_experts, capacity, n_tiles, BLOCK_M: tl.constexpr, LEAST: tl.constexpr,
-    MOST: tl.constexpr, E_BLOCK: tl.constexpr, SCAN: tl.constexpr,
+    tile, counts, begins, ends, counts_ptr, num_experts, capacity, n_tiles, BLOCK_M: tl.constexpr,
+    LEAST: tl.constexpr, MOST: tl.constexpr, E_BLOCK: tl.constexpr, SCAN: tl.constexpr,
 ):
     """The expert of a tile, the tile's number within that expert, and the expert's row count.
 
     Args:
-        tile: scalar, 0 to total_tiles - 1; counts: from load_counts; ends: from running_total.
+        tile: scalar, 0 to total_tiles - 1; counts: from load_counts; begins, ends: from tile_ranges.
     """
     if SCAN:
         expert = 0
@@ -93,10 +96,10 @@ def locate(
             count = tl.where(here, rows, count)
             first = end
     else:
-        passed = ends <= tile
-        expert = tl.sum(passed.to(tl.int32), 0)
-        local = tile - tl.max(tl.where(passed, ends, 0), 0)
-        count = tl.minimum(tl.sum(tl.where(tl.arange(0, E_BLOCK) == expert, counts, 0), 0), capacity)
+        here = (begins <= tile) & (tile < ends)
+        expert = tl.sum(tl.where(here, tl.arange(0, E_BLOCK), 0), 0)
+        local = tile - tl.sum(tl.where(here, begins, 0), 0)
+        count = tl.sum(tl.where(here, tl.minimum(counts, capacity), 0), 0)
     return expert, local, count
 
 

@@ -1,7 +1,7 @@
 # Device code: arguments are Triton values, whose types come from the call.
 # ruff: noqa: ANN001, ANN201, ANN202
 # mypy: disable-error-code="no-untyped-def"
-"""One output tile of the expert GEMM: product, epilogue (scales, bias, activation, all in fp32), masked store."""
+"""One output tile of the expert GEMM: product, epilogue (scales, bias, activation, all in fp32), store."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def _rescale(acc, columns, limit, row_scale, column_scale, bias, offset, STEP: t
 
 @triton.jit
 def compute_tile(
-    expert, count, row, column, a, b, c, starts, a_scale, b_scale, bias, N, K, a_pitch, stride_ae, stride_am,
-    stride_be, stride_bp, stride_bn, stride_ce, stride_cm, stride_se, stride_vp, BLOCK_M: tl.constexpr,
+    expert, count, row, column, a, b, c, c_whole, starts, a_scale, b_scale, bias, N, K, a_pitch, c_pitch, stride_ae,
+    stride_am, stride_be, stride_bp, stride_bn, stride_ce, stride_cm, stride_se, stride_vp, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, FEW: tl.constexpr, STAGES: tl.constexpr, STEP: tl.constexpr,
     PARTS: tl.constexpr, ACTIVATION: tl.constexpr, ACC: tl.constexpr, IMPRECISE: tl.constexpr, TMA: tl.constexpr,
-    WIDEN: tl.constexpr,
+    WIDEN: tl.constexpr, PIECES: tl.constexpr,
 ):
-    """One output tile: product, epilogue, store.
+    """One output tile: product, epilogue, store; with PIECES > 0 through the descriptor c_whole, in so many pieces.
 
     expert, count: whose tile, and how many rows it has; row, column: the tile's first, counted within the expert.
     """
@@ -81,5 +81,17 @@ def compute_tile(
         y = gated(y, up, ACTIVATION)
     elif ACTIVATION != "none":
         y = pointwise(y, ACTIVATION)
-    c_tile = c + wide * stride_ce + first * stride_cm + column + rows[:, None] * stride_cm + columns[None, :]
-    tl.store(c_tile, y.to(c.dtype.element_ty), mask=(rows[:, None] < left) & (columns[None, :] < N - column))
+    y = y.to(c.dtype.element_ty)
+    if PIECES > 0:
+        # All of the tile's rows are the expert's own. The copy engine takes them while the next tile is multiplied.
+        at = expert * c_pitch + start + row
+        if PIECES == 2:
+            former, latter = y.reshape(BLOCK_M, 2, BLOCK_N // 2).permute(0, 2, 1).split()
+            c_whole.store([at, column], former)
+            c_whole.store([at, column + BLOCK_N // 2], latter)
+        else:
+            tl.static_assert(PIECES == 1, "one or two pieces")
+            c_whole.store([at, column], y)
+    else:
+        c_tile = c + wide * stride_ce + first * stride_cm + column + rows[:, None] * stride_cm + columns[None, :]
+        tl.store(c_tile, y, mask=(rows[:, None] < left) & (columns[None, :] < N - column))

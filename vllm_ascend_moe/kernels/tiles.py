@@ -24,6 +24,10 @@ class GemmTiles:
         programs: size of the persistent grid per multiprocessor.
         group_m: row tiles visited side by side (L2 reuse).
         halves: whether a sparse last round is cut into half tiles.
+        flatten: whether loads of a program's next tile start before it has stored this one (with tma).
+        store_n: columns of a full tile's result that are stored at a time through a descriptor, all or half of them
+            (with tma); 0: they are stored through pointers.
+        early: whether the kernel is set up while the one before it still runs (with tma).
         few_m: experts with fewer than block_m rows take tiles of block_m, few_m or 16 rows; 0: they take those above.
         few_n, few_k: weight rows and depth of these; few_stages, narrow_stages: stages of those of few_m and 16 rows.
         tma: read through tensor descriptors (Hopper).
@@ -38,6 +42,9 @@ class GemmTiles:
     programs: int = 1
     group_m: int = 1
     halves: bool = False
+    flatten: bool = True
+    store_n: int = 0
+    early: bool = False
     few_m: int = 0
     few_n: int = 64
     few_k: int = 64
@@ -56,6 +63,7 @@ _HOPPER_16BIT = GemmTiles(
     warps=4,
     programs=2,
     group_m=16,
+    store_n=64,
     few_m=64,
     few_n=128,
     few_k=64,
@@ -65,13 +73,34 @@ _HOPPER_16BIT = GemmTiles(
 )
 # One program with the largest tile: faster where most experts have many rows.
 _HOPPER_16BIT_MANY = replace(
-    _HOPPER_16BIT, block_n=256, stages=4, warps=8, programs=1, halves=True, few_stages=6, narrow_stages=8
+    _HOPPER_16BIT,
+    block_n=256,
+    stages=4,
+    warps=8,
+    programs=1,
+    halves=True,
+    store_n=128,
+    few_stages=6,
+    narrow_stages=8,
+)
+# One smaller tile for each program and no more: nothing to overlap, so the plain loop, and more stages.
+_HOPPER_16BIT_ROUND = replace(
+    _HOPPER_16BIT_MANY, block_n=128, stages=6, halves=False, flatten=False, store_n=64, early=True
 )
 # Half as wide: all experts' weights together have too few rows to give every multiprocessor a tile otherwise.
 _HOPPER_16BIT_NARROW = replace(
-    _HOPPER_16BIT, block_n=64, stages=4, programs=1, few_n=64, few_k=128, few_stages=4, narrow_stages=6
+    _HOPPER_16BIT,
+    block_n=64,
+    stages=4,
+    programs=1,
+    store_n=0,
+    early=True,
+    few_n=64,
+    few_k=128,
+    few_stages=4,
+    narrow_stages=6,
 )
-_HOPPER_8BIT = replace(_HOPPER_16BIT, block_k=128, few_k=128)
+_HOPPER_8BIT = replace(_HOPPER_16BIT, block_k=128, store_n=0, few_k=128)
 _POINTERS_16BIT = GemmTiles(block_m=64, block_n=128, block_k=64, stages=3, group_m=8, programs=2)
 _POINTERS_8BIT = replace(_POINTERS_16BIT, block_k=128)
 _POINTERS_32BIT = GemmTiles(block_m=64, block_n=64, block_k=32, stages=2, programs=2)
@@ -84,11 +113,15 @@ _INTERPRETER = GemmTiles(block_m=64, block_n=32, block_k=32, group_m=2, halves=T
 
 # From so many rows per expert on, the tiles for many rows are the faster ones.
 _MANY_ROWS = 128
+# But from so many on not where K is this short: two programs hide the stores, which are most of the time then.
+_LONG_RUN_ROWS = 1024
+_SHORT_DEPTH = 1024
 
 # The rows for 16-bit weights on Hopper; TILE_TABLE holds the general one.
 HOPPER_16BIT: dict[str, GemmTiles] = {
     "any_rows": _HOPPER_16BIT,
     "many_rows": _HOPPER_16BIT_MANY,
+    "one_round": _HOPPER_16BIT_ROUND,
     "few_weights": _HOPPER_16BIT_NARROW,
 }
 # (target, bytes of a weight element) -> tiles
@@ -112,6 +145,7 @@ def tiles_for(
     target: str,
     dtype: torch.dtype,
     weight_rows: int,
+    depth: int,
     programs: int,
     expected_rows: int | None = None,
     activation: str = "none",
@@ -120,7 +154,7 @@ def tiles_for(
     """The tiles for weights of ``dtype`` on a target ("hopper", "cuda", "ascend" or "interpreter").
 
     Args:
-        weight_rows: of all experts here, E_l * N (2N for a gated GEMM).
+        weight_rows: of all experts here, E_l * N (2N for a gated GEMM); depth: K.
         programs: multiprocessors.
         expected_rows: about how many rows an expert will have, where the host knows it. Only speed depends on it.
         activation, parts: of the epilogue, which on Ascend shares the buffers with the tile.
@@ -130,9 +164,12 @@ def tiles_for(
         return ascend_tiles(tiles, activation, parts)
     if tiles is not _HOPPER_16BIT:
         return tiles
-    if expected_rows is not None and expected_rows >= _MANY_ROWS:
-        return _HOPPER_16BIT_MANY
-    return _HOPPER_16BIT_NARROW if weight_rows < tiles.block_n * programs else tiles
+    if expected_rows is None or expected_rows < _MANY_ROWS:
+        return _HOPPER_16BIT_NARROW if weight_rows < tiles.block_n * programs else tiles
+    one = _HOPPER_16BIT_ROUND
+    if -(-expected_rows // one.block_m) * -(-weight_rows // one.block_n) <= programs:
+        return one
+    return tiles if expected_rows >= _LONG_RUN_ROWS and depth < _SHORT_DEPTH else _HOPPER_16BIT_MANY
 
 
 def rows_of_table(target: str, dtype: torch.dtype) -> list[GemmTiles]:

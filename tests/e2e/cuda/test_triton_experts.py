@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -84,6 +86,43 @@ def test_every_row_of_the_tile_table(counts, row, activation):
         wanted = gemm_reference(a[expert, :count], w[expert], activation)
         assert relative_error(out[expert, :count], wanted) < TOLERANCE[torch.bfloat16]
         assert bool((out[expert, count:] == UNTOUCHED).all())
+
+
+@HINTS
+def test_results_wider_than_the_weights(expected_rows):
+    a = torch.randn(4, 300, 256, device="cuda").bfloat16()
+    w = (torch.randn(4, 512, 256, device="cuda") / 16).bfloat16()
+    counts = [300, 128, 77, 3]
+    index = torch.tensor(counts, dtype=torch.int32, device="cuda")
+    out = expert_gemm(a, w, index, out_dtype=torch.float32, expected_rows=expected_rows)
+    for expert, count in enumerate(counts):
+        assert relative_error(out[expert, :count], a[expert, :count].float() @ w[expert].float().T) < 1e-5
+
+
+@pytest.mark.skipif(not HOPPER, reason="descriptor stores and early launches are for Hopper")
+@pytest.mark.parametrize("row", HOPPER_16BIT)
+def test_kernels_that_wait_for_each_other_in_a_graph(row):
+    """Each launch reads what the one before it wrote, and may be set up while that still runs."""
+    counts = torch.tensor([3, 130, 64, 500], dtype=torch.int32, device="cuda")
+    w13 = (torch.randn(4, 512, 256, device="cuda") / 16).bfloat16()
+    w2 = (torch.randn(4, 256, 256, device="cuda") / 16).bfloat16()
+    hidden = torch.randn(4, 512, 256, device="cuda").bfloat16()
+    own = torch.arange(512, device="cuda") < counts[:, None]
+
+    def layers(x: torch.Tensor, early: bool) -> torch.Tensor:
+        tiles = replace(HOPPER_16BIT[row], early=early)
+        for _ in range(4):
+            x = expert_gemm(expert_gemm(x, w13, counts, activation="silu", tiles=tiles), w2, counts, tiles=tiles)
+        return x
+
+    layers(hidden, True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = layers(hidden, True)
+    for _ in range(20):
+        hidden.copy_(torch.randn_like(hidden))
+        graph.replay()
+        assert torch.equal(out[own], layers(hidden, False)[own])
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

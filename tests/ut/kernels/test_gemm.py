@@ -19,6 +19,7 @@ BASE = TILE_TABLE["interpreter", 4]
 # Descriptors as on Hopper; pointers; tiles found in scalar code, as on Ascend, without and with all passes.
 PATHS = {
     "descriptors": replace(BASE, tma=True),
+    "descriptor_stores": replace(BASE, tma=True, store_n=16, flatten=False),
     "pointers": BASE,
     "scan": replace(BASE, scan=True, few_m=0, halves=False, group_m=1),
     "scan_all_passes": replace(BASE, scan=True),

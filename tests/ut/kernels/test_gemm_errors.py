@@ -65,10 +65,13 @@ def test_tiles_of_the_table_are_consistent(target, itemsize, tiles):
         if tiles.few_m:
             steps += [(tiles.few_stages, tiles.few_m + tiles.few_n, tiles.few_k)]
             steps += [(tiles.narrow_stages, 16 + tiles.few_n, tiles.few_k)]
-        assert max(s * rows * k * itemsize for s, rows, k in steps) * tiles.programs < 225 * 1024
+        stored = tiles.block_m * tiles.store_n * itemsize
+        assert (max(s * rows * k * itemsize for s, rows, k in steps) + stored) * tiles.programs < 225 * 1024
+    if tiles.store_n:  # gathered in shared memory in one piece or two, gated or not
+        assert {tiles.block_n // tiles.store_n, tiles.block_n // 2 // tiles.store_n} == {1, 2}
 
 
-MANY = (1 << 20, 132)  # weight rows, multiprocessors
+MANY = (1 << 20, 2048, 132)  # weight rows, depth, multiprocessors
 
 
 def test_the_hint_and_the_weights_choose_the_row_of_the_table():
@@ -76,9 +79,17 @@ def test_the_hint_and_the_weights_choose_the_row_of_the_table():
     assert tiles_for("hopper", torch.bfloat16, *MANY) == rows["any_rows"]
     assert tiles_for("hopper", torch.bfloat16, *MANY, expected_rows=1) == rows["any_rows"]
     assert tiles_for("hopper", torch.float16, *MANY, expected_rows=4096) == rows["many_rows"]
-    assert tiles_for("hopper", torch.bfloat16, 4 * 1536, 132) == rows["few_weights"]
-    assert tiles_for("hopper", torch.bfloat16, 4 * 1536, 132, expected_rows=64) == rows["few_weights"]
-    assert tiles_for("hopper", torch.bfloat16, 4 * 1536, 132, expected_rows=4096) == rows["many_rows"]
+    assert tiles_for("hopper", torch.bfloat16, 4 * 1536, 2048, 132) == rows["few_weights"]
+    assert tiles_for("hopper", torch.bfloat16, 4 * 1536, 2048, 132, expected_rows=64) == rows["few_weights"]
+    assert tiles_for("hopper", torch.bfloat16, 4 * 1536, 2048, 132, expected_rows=4096) == rows["many_rows"]
+    # 2 x 66 tiles of 128 x 128 are one round of 132 programs; one more weight row, or row, and they are not.
+    assert tiles_for("hopper", torch.bfloat16, 66 * 128, 2048, 132, expected_rows=256) == rows["one_round"]
+    assert tiles_for("hopper", torch.bfloat16, 66 * 128 + 1, 2048, 132, expected_rows=256) == rows["many_rows"]
+    assert tiles_for("hopper", torch.bfloat16, 66 * 128, 2048, 132, expected_rows=257) == rows["many_rows"]
+    # A short K: two programs a multiprocessor hide the stores.
+    assert tiles_for("hopper", torch.bfloat16, 1 << 20, 768, 132, expected_rows=1024) == rows["any_rows"]
+    assert tiles_for("hopper", torch.bfloat16, 1 << 20, 768, 132, expected_rows=1023) == rows["many_rows"]
+    assert tiles_for("hopper", torch.bfloat16, 1 << 20, 1024, 132, expected_rows=1024) == rows["many_rows"]
 
 
 def test_other_rows_take_no_hint():

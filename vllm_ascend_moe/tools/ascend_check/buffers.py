@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+# Cube cores of a 910B2: the grid that the GEMM is compiled for.
+CUBE_CORES = 24
 # Bytes of one core's buffers on Ascend 910B, by the address space's name in HIVM.
 LIMITS = {"ub": 196_608, "cbuf": 524_288, "cc": 131_072}
 NAMES = {"ub": "UB", "cbuf": "L1", "cc": "L0C"}

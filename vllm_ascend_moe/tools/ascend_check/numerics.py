@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from vllm_ascend_moe.experts.activation import activate
+from vllm_ascend_moe.tools.ascend_check.buffers import CUBE_CORES
 from vllm_ascend_moe.tools.ascend_check.native import NativeKernel
 
 _PROGRAMS = 3
@@ -22,10 +23,11 @@ Arguments = list["torch.Tensor | int | float"]
 
 @dataclass(frozen=True)
 class Trial:
-    """One call: the kernel's arguments, and after it pairs of (result, wanted, tolerance)."""
+    """One call: the kernel's arguments, and after it pairs of (result, wanted, tolerance); programs: of the grid."""
 
     arguments: Arguments
     results: Callable[[], list[tuple[torch.Tensor, torch.Tensor, float]]]
+    programs: int = _PROGRAMS
 
 
 @dataclass
@@ -86,7 +88,8 @@ def _gemm(
     extra += [row_scale, column_scale] if scales else []
     extra += [shift] if bias else []
     arguments: Arguments = [given, w, out, given, w, w, index, *extra, experts, given.shape[-2], n, k]
-    arguments += [0 if ragged else rows, 0 if ragged else rows * k, k, parts * n * k, n * k, k]
+    arguments += [0 if ragged else rows] * 2  # from expert to expert in rows: a, out
+    arguments += [0 if ragged else rows * k, k, parts * n * k, n * k, k]
     arguments += [0 if ragged else rows * n, n, rows if scales else 0, n]
 
     def wanted(expert: int) -> torch.Tensor:
@@ -105,7 +108,7 @@ def _gemm(
             pairs.append((out[~own], torch.full_like(out[~own], _UNTOUCHED), 0.0))
         return pairs
 
-    return Trial(arguments, results)
+    return Trial(arguments, results, CUBE_CORES)
 
 
 def _activation(quantise: bool) -> Trial:
@@ -241,7 +244,7 @@ def _measure(linalg: str, folder: Path, name: str, make: Callable[[], Trial]) ->
     """(error, tolerance) of the first result that misses its tolerance, else of the trial's main result."""
     kernel = NativeKernel(linalg, folder, name)
     trial = make()
-    kernel(trial.arguments, _PROGRAMS)
+    kernel(trial.arguments, trial.programs)
     found = [(relative_error(actual, wanted), tolerance) for actual, wanted, tolerance in trial.results()]
     missed = [pair for pair in found if pair[0] > pair[1]]
     return (missed or found)[0]

@@ -9,6 +9,7 @@ import triton.language as tl
 
 from vllm_ascend_moe.kernels import gemm, rows
 from vllm_ascend_moe.kernels.tiles import ROW_TILES, TILE_TABLE, GemmTiles, ascend_tiles
+from vllm_ascend_moe.tools.ascend_check.buffers import CUBE_CORES
 
 _BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "i8": 1}
 _ROWS = ROW_TILES["ascend"]
@@ -63,6 +64,7 @@ def gemm_spec(name: str, case: GemmCase) -> KernelSpec:
     types |= {"c": f"*{case.out or ('bf16' if case.dtype == 'i8' else case.dtype)}", "counts_ptr": "*i32"}
     types |= {"starts": "*i32", "a_scale": "*fp32", "b_scale": "*fp32", "bias": "*bf16"}
     constants: dict[str, Any] = {
+        "PROGRAMS": CUBE_CORES,
         "E_BLOCK": case.experts,
         "SCAN": tiles.scan,
         "BLOCK_M": tiles.block_m,
@@ -83,6 +85,10 @@ def gemm_spec(name: str, case: GemmCase) -> KernelSpec:
         "IMPRECISE": None,
         "TMA": tiles.tma,
         "WIDEN": False,
+        "c_whole": None,
+        "PIECES": 0,
+        "FLATTEN": False,
+        "EARLY": False,
     }
     if not case.ragged:
         constants["starts"] = None
