@@ -302,6 +302,19 @@ def test_while_a_graph_is_captured_counts_do_not_enter_it(installed: Modules) ->
     assert all(out.any(1).all() for out, _ in results)
 
 
+@pytest.mark.parametrize("case", [Case((3, 1), tp=2), Case((0, 2)), Case((2, 2))], ids=str)
+def test_garbage_in_pad_rows_ends_with_the_layer(case: Case, installed: Modules) -> None:
+    """Experts' output for pad rows may be anything, even NaN: this rank's rows come back with tokens and zeros only."""
+
+    def body(groups, dp, pcp, tp):
+        valid = installed.forward.padded_forward().layout.valid_rows()
+        out = torch.where(valid[:, None], torch.ones(len(valid), H), float("nan"))
+        return installed.ours.reduce(out, True), valid.chunk(groups.ep.world_size)[groups.ep.rank_in_group]
+
+    for out, valid in case.run(body):
+        assert torch.equal(out, valid[:, None].expand(-1, H) * float(case.tp * len(case.counts)))
+
+
 def test_ids_stay_where_a_rank_has_all_experts(installed: Modules) -> None:
     """The routing operator would sort -1 to the front there instead of dropping it."""
     case, seen = Case((3, 1), tp=2), []
