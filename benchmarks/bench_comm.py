@@ -170,6 +170,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--top-k", type=int, default=8)
     parser.add_argument("--layers", type=int, default=20, help="layers between two synchronisations")
     parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--timeout-s", type=float, default=600, help="of one collective; of a group size twice that")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     args = parser.parse_args()
     unknown = set(args.methods or ()) - set(SUITES[args.suite])
@@ -189,7 +190,11 @@ def main() -> None:
     if args.backend == "fake":
         rows = run_fake(args)
     else:
-        rows = [row for n in args.ranks for row in launch(n, rank_main, args, backend=args.backend)[0]]
+        rows = [
+            row
+            for n in args.ranks
+            for row in launch(n, rank_main, args, backend=args.backend, timeout_s=args.timeout_s)[0]
+        ]
     name = f"comm_{args.backend}" if args.suite == "layout" else f"strategies_{args.backend}"
     path, plot = args.out / f"{name}.json", args.out / f"{name}.png"
     write_json(path, shlex.join(["python", "benchmarks/bench_comm.py", *sys.argv[1:]]), rows)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from vllm_ascend_moe.comm import cost_model
 from vllm_ascend_moe.comm.base import ActivationFormat
+from vllm_ascend_moe.comm.batched_sizes import BatchedSizes
 from vllm_ascend_moe.comm.cost_model import STRATEGIES, MoEShape, cost_of, rank_share
 from vllm_ascend_moe.comm.links import LINKS, Link
 from vllm_ascend_moe.comm.select import MARGIN, Decision, DecisionLog, Situation, price, select
@@ -247,6 +248,27 @@ def test_bytes_and_time_by_hand():
     assert (batched.dispatch_bytes, batched.combine_bytes, batched.syncs) == (36 * d, 36 * o, 0)
     assert batched.node_bytes == 12 * d + 24 * o  # an all-gather out, an all-to-all back
     assert batched.us == pytest.approx(2 * 7 + 36 * d + 24 * o / 0.5)
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+@pytest.mark.parametrize(("ranks", "experts", "capacity"), [(2, 8, 3), (16, 256, 128), (8, 60, 1)])
+def test_the_batched_strategy_and_the_planner_have_the_same_sizes(ranks, experts, capacity, quantized):
+    """Up to one row more a buffer, and the alignment of rows to 16 bytes."""
+    shape = MoEShape(hidden_size=4096, num_experts=experts, top_k=4, quantized=quantized)
+    cost = cost_of("batched_all_to_all", (capacity,) * ranks, shape, ONE_NODE, capacity, True)
+    sizes = BatchedSizes(
+        ranks=ranks,
+        capacity=capacity,
+        num_local=-(-experts // ranks),
+        hidden_size=4096,
+        top_k=4,
+        token_bytes=1 if quantized else 2,
+        scale_bytes=4 if quantized else 0,
+    )
+    assert cost.dispatch_bytes == pytest.approx(sizes.sent_out, rel=0.01)
+    assert cost.combine_bytes == sizes.sent_back
+    own = cost.memory_bytes - capacity * shape.return_bytes
+    assert own == pytest.approx(sizes.most_at_once, abs=16 * ranks * capacity + 2 * shape.return_bytes)
 
 
 def test_examples_in_the_docstrings():

@@ -22,7 +22,7 @@ from strategy_methods import STRATEGY_METHODS, bare_of
 @pytest.mark.multiprocess
 def test_every_strategy_is_checked_and_timed(tmp_path: Path) -> None:
     args = argparse.Namespace(
-        backend="gloo", suite="strategies", methods=None, patterns=["even", "skewed"], tokens=[8, 16], hidden=64,
+        backend="gloo", suite="strategies", methods=None, patterns=["even", "skewed"], tokens=[16], hidden=64,
         top_k=8, layers=1, repeats=1,
     )  # fmt: skip
     rows = launch(2, bench_comm.rank_main, args)[0]
