@@ -13,6 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from vllm_ascend_moe.comm.cost_model import STRATEGIES
 from vllm_ascend_moe.integration.generate import EngineSpec, Generated, Request, generate
 from vllm_ascend_moe.testing.tiny_models import MODELS, make_tiny_model
 from vllm_ascend_moe.tools.trace import LayerStep, most_uneven, read_trace, sum_by_layer
@@ -49,11 +50,12 @@ def show_trace(steps: list[LayerStep]) -> None:
     if step is not None:
         print(f"\nThe most uneven step, as rank {step.rank} saw it in {step.layer}:\n{step.layout()}")
     print("\nPer layer and rank, over all steps (counted where PyTorch dispatches collectives):")
-    print(f"{'layer':34} {'rank':>4} {'steps':>6} {'gathers/step':>13} {'reduce-scatters/step':>21} {'KiB/step':>9}")
+    columns = f"{'gathers':>8} {'reduce-scatters':>16} {'all-to-alls':>12} {'KiB':>9}"
+    print(f"{'layer':34} {'rank':>4} {'steps':>6} {columns}   each per step")
     for row in sum_by_layer(steps):
         print(
-            f"{row.layer:34} {row.rank!s:>4} {row.steps:6} {row.gathers / row.steps:13.2f} "
-            f"{row.reduces / row.steps:21.2f} {row.bytes / row.steps / 1024:9.1f}"
+            f"{row.layer:34} {row.rank!s:>4} {row.steps:6} {row.gathers / row.steps:8.2f} "
+            f"{row.reduces / row.steps:16.2f} {row.exchanges / row.steps:12.2f} {row.bytes / row.steps / 1024:9.1f}"
         )
 
 
@@ -79,7 +81,7 @@ def run(args: argparse.Namespace, folder: Path) -> bool:
         expert_parallel=True,
         env={"ASCEND_MOE_TRACE": str(trace)},
         # Every tensor through its own operator call, to show them all. By default small messages travel packed.
-        additional_config={"ascend_moe": {"packed_bytes": args.packed_bytes}},
+        additional_config={"ascend_moe": {"comm": args.comm, "packed_bytes": args.packed_bytes}},
     )
     shared = generate(spec)
     say("done")
@@ -97,6 +99,7 @@ def main() -> int:
     parser.add_argument("--model", choices=MODELS, default="qwen3_moe")
     parser.add_argument("--dp", type=int, default=2, help="data-parallel engines")
     parser.add_argument("--tp", type=int, default=1, help="tensor-parallel workers per engine")
+    parser.add_argument("--comm", choices=("auto", *STRATEGIES), default=STRATEGIES[0], help="how tokens travel")
     parser.add_argument("--packed-bytes", type=int, default=0, help="pack messages up to this size into one gather")
     parser.add_argument("--seed", type=int, default=0, help="of the prompts")
     args = parser.parse_args()

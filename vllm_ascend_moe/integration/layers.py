@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from vllm.model_executor.custom_op import CustomOp, PluggableLayer, op_registry_oot
 
 from vllm_ascend_moe.errors import UnsupportedError
@@ -15,6 +17,7 @@ def register_layers() -> None:
     Raises:
         UnsupportedError: another plugin has replaced one of them already.
     """
+    _log_where_vllm_does()
     for registry, name, layer in (
         (CustomOp, "UnquantizedFusedMoEMethod", AscendMoEUnquantizedMethod),
         (PluggableLayer, "MoERunner", AscendMoERunner),
@@ -28,3 +31,12 @@ def register_layers() -> None:
                 "or set ASCEND_MOE_ENABLE=0."
             )
         registry.register_oot(layer, name=name)
+
+
+def _log_where_vllm_does() -> None:
+    """comm/ says why a strategy was chosen, but knows no vLLM, which shows only what its own loggers get."""
+    ours, vllm = logging.getLogger("vllm_ascend_moe"), logging.getLogger("vllm")
+    ours.setLevel(vllm.getEffectiveLevel())
+    for handler in vllm.handlers:
+        if handler not in ours.handlers:
+            ours.addHandler(handler)
