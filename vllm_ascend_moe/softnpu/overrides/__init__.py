@@ -1,4 +1,4 @@
-"""Operators that are emulated where the dispatcher calls them: those with no aclnn function (``atb::``, ``_C_ascend::``).
+"""Operators emulated where the dispatcher calls them: those with no aclnn function (``atb::``, ``_C_ascend::``).
 
 One module per family; each has a function ``install()``, listed in ``INSTALLERS`` below. An operator is a plain CPU
 implementation with the operator's own schema, given to :func:`emulate`.
@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-INSTALLERS: list[Callable[[], None]] = []
+from vllm_ascend_moe.softnpu.overrides import moe
+
+INSTALLERS: list[Callable[[], None]] = [moe.install]
 
 
 def install() -> None:
