@@ -37,7 +37,11 @@ class Dispatched:
 
 
 class TokenComm(Protocol):
-    """One strategy. Holds a group and configuration, no state between dispatch and combine."""
+    """One strategy. Holds a group and configuration, no state between dispatch and combine.
+
+    A rank whose inputs are wrong raises before rows move; a backend that fails raises CommError. What the others see
+    of a rank that raised, an error of their own or their group's timeout, each strategy says.
+    """
 
     format: ActivationFormat
 
