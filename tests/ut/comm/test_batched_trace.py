@@ -11,11 +11,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from vllm_ascend_moe.comm import batched_rows
-from vllm_ascend_moe.comm.all_to_all import AllToAll
 from vllm_ascend_moe.comm.batched_all_to_all import BatchedAllToAll
+from vllm_ascend_moe.experts.torch_form import TorchExperts
 from vllm_ascend_moe.layout import TokenLayout
 from vllm_ascend_moe.ops.extension import native_available
 from vllm_ascend_moe.placement import ExpertPlacement
+from vllm_ascend_moe.testing import data
 
 H, K, E = 8, 4, 7
 
@@ -98,15 +99,17 @@ def test_shapes_follow_capacity_and_not_token_counts(monkeypatch):
 
 
 def test_the_check_sees_shapes_and_host_code_that_depend_on_values():
-    """Controls: all-to-all by row, which reads counts; and a mask."""
-    comm, layout = AllToAll(ShapesOnly(0, 2), ExpertPlacement.linear(E, 2)), TokenLayout.of([3, 3], 0)
+    """Controls: experts that read counts on the host, and a mask."""
+    comm, layout = BatchedAllToAll(ShapesOnly(0, 2), ExpertPlacement.linear(E, 2), 6), TokenLayout.of([3, 3], 0)
+    weights = data.expert_weights(0, range(4), H, 4)
 
-    def by_row(hidden, weights, ids, scales):
-        return comm.dispatch(hidden, weights, ids, num_experts=E, layout=layout).hidden
+    def with_experts_on_the_host(hidden, weight, ids, scales):
+        sent = comm.dispatch(hidden, weight, ids, num_experts=E, layout=layout)
+        return TorchExperts().apply_batched(sent.hidden, sent.expert_num_tokens, weights)
 
-    def masked(hidden, weights, ids, scales):
+    def masked(hidden, weight, ids, scales):
         return hidden[ids[:, 0] >= 0]
 
-    for step in (by_row, masked):
+    for step in (with_experts_on_the_host, masked):
         with pytest.raises((DataDependentOutputException, DynamicOutputShapeException)):
             run_without_values(step, 3)
