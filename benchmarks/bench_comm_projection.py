@@ -9,6 +9,8 @@ Nothing is run. The shape is DeepSeek-V3's (H 7168, E 256, top-8, bf16); all ran
 from __future__ import annotations
 
 import argparse
+import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +53,8 @@ def main() -> None:
     rows = [project(link, r, t, args.quantized) for link in args.links for r in args.ranks for t in TOKENS]
     name = "comm_projection" + ("_quantized" if args.quantized else "")
     sources = {link: LINKS[link].source for link in args.links}
-    write_json(args.out / f"{name}.json", "python benchmarks/bench_comm_projection.py", rows, projection=sources)
+    command = shlex.join(["python", "benchmarks/bench_comm_projection.py", *sys.argv[1:]])
+    write_json(args.out / f"{name}.json", command, rows, projection=sources)
     print("PROJECTION by a cost model on published link figures; nothing was measured. Microseconds a layer.")
     for link, source in sources.items():
         print(f"{link}: {source}")

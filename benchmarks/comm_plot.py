@@ -81,7 +81,8 @@ def draw_strategies(rows: Sequence[dict[str, Any]], path: Path) -> None:
         found = crossover(curves.get("padded", []), curves.get("rows", []))
         if found is not None:
             axis.axvline(found, color="gray", linewidth=1)
-            axis.annotate(f" rows win from {found:.0f}", (found, axis.get_ylim()[0]), color="gray", va="bottom")
+            place = axis.get_xaxis_transform()
+            axis.text(found, 0.03, f" rows win from {found:.0f}", color="gray", transform=place)
         axis.set(xscale="log", yscale="log", title=f"R = {ranks}", xlabel="tokens a rank")
         axis.set_xscale("log", base=2)
         axis.grid(visible=True, which="both", alpha=0.25)
