@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import doctest
+import shlex
+from pathlib import Path
 
 import pytest
 
@@ -89,3 +91,11 @@ def test_examples_in_the_docstrings() -> None:
     result = doctest.testmod(plan_module)
     assert result.attempted
     assert result.failed == 0
+
+
+def test_the_plan_in_the_documents_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (Path(__file__).parents[3] / "docs" / "strategies.md").read_text()
+    [block] = [block for block in text.split("```") if block.startswith("\n$ vllm-ascend-moe plan ")]
+    command, _, printed = block[1:].partition("\n")
+    assert main(shlex.split(command)[2:]) == 0
+    assert capsys.readouterr().out == printed
