@@ -92,13 +92,14 @@ def _launch(
     a_many, w_many, w_half, w_few = _inputs(a, w, op, tiles)
     integer = a.dtype == torch.int8 and w.dtype == torch.int8
     programs = processors(a.device) * tiles.programs
-    pieces = tiles.block_n // parts // tiles.store_n if tiles.tma and tiles.store_n and storable(out, w, op) else 0
+    width = min(tiles.store_n, tiles.block_n // parts)
+    pieces = tiles.block_n // parts // width if tiles.tma and width and storable(out, w, op) else 0
     early = tiles.early and not interpreted()
     expert_gemm_kernel[(programs,)](
         a_many,
         w_many,
         out,
-        results_view(out, op, tiles.block_m, tiles.store_n) if pieces else None,
+        results_view(out, op, tiles.block_m, width) if pieces else None,
         a,
         w_half,
         w_few,

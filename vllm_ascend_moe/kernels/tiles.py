@@ -25,8 +25,8 @@ class GemmTiles:
         group_m: row tiles visited side by side (L2 reuse).
         halves: whether a sparse last round is cut into half tiles.
         flatten: whether loads of a program's next tile start before it has stored this one (with tma).
-        store_n: columns of a full tile's result that are stored at a time through a descriptor, all or half of them
-            (with tma); 0: they are stored through pointers.
+        store_n: the most columns of a full tile's result that are stored at a time through a descriptor, all or half
+            of them (with tma); 0: they are stored through pointers.
         early: whether the kernel is set up while the one before it still runs (with tma).
         few_m: experts with fewer than block_m rows take tiles of block_m, few_m or 16 rows; 0: they take those above.
         few_n, few_k: weight rows and depth of these; few_stages, narrow_stages: stages of those of few_m and 16 rows.
@@ -84,9 +84,7 @@ _HOPPER_16BIT_MANY = replace(
     narrow_stages=8,
 )
 # One smaller tile for each program and no more: nothing to overlap, so the plain loop, and more stages.
-_HOPPER_16BIT_ROUND = replace(
-    _HOPPER_16BIT_MANY, block_n=128, stages=6, halves=False, flatten=False, store_n=64, early=True
-)
+_HOPPER_16BIT_ROUND = replace(_HOPPER_16BIT_MANY, block_n=128, stages=6, halves=False, flatten=False, early=True)
 # Half as wide: all experts' weights together have too few rows to give every multiprocessor a tile otherwise.
 _HOPPER_16BIT_NARROW = replace(
     _HOPPER_16BIT,

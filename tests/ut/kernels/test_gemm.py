@@ -125,6 +125,30 @@ def test_strided_rows_experts_weights_and_results(tiles):
 
 
 @paths
+@pytest.mark.parametrize(("counts", "n"), [([128], 60), ([256, 5], 30), ([256, 5, 7], 30)])
+def test_last_rounds_of_one_tile(tiles, counts, n):
+    """Three programs, four tiles of 64 x 32: the last is cut in half, but not where two more tiles follow."""
+    a, w = poisoned(counts, 256, 32, torch.float32, 7), weights(len(counts), n, 32, torch.float32, 7)
+    out = filled((len(counts), 256, n), torch.float32)
+    expert_gemm(a, w, torch.tensor(counts, dtype=torch.int32), out=out, tiles=tiles)
+    assert_own_rows(out, a, w, counts, "none", 2e-6)
+
+
+@paths
+@pytest.mark.parametrize("spare", [0, 1], ids=["whole_rows_apart", "half_a_row_apart"])
+def test_strided_half_precision_results(tiles, spare):
+    """Descriptors can store the first, not the second: the experts' results are no whole number of rows apart."""
+    counts, n, k = [130, 64, 3], 40, 32
+    a, w = poisoned(counts, 130, k, torch.bfloat16, 8), weights(3, n, k, torch.bfloat16, 8)
+    whole = filled((3, 260 + spare, 64), torch.bfloat16)
+    out = whole[:, :260:2, 8 : 8 + n]
+    expert_gemm(a, w, torch.tensor(counts, dtype=torch.int32), out=out, tiles=tiles)
+    assert_own_rows(out, a, w, counts, "none", TOLERANCE[torch.bfloat16])
+    out.fill_(UNTOUCHED)
+    assert bool((whole == UNTOUCHED).all())
+
+
+@paths
 def test_row_and_column_scales(tiles):
     counts, n, k = [35, 2], 40, 32
     a, w = poisoned(counts, 36, k, torch.float32, 4), weights(2, 2 * n, k, torch.float32, 4)
