@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.cpu.conftest import WAVES, make_requests, on_ranks
+from tests.e2e.cpu.conftest import PROMPT_LENGTHS, WAVES, make_burst, make_requests, on_ranks
 from vllm_ascend_moe.integration.generate import EngineSpec, Generated, Request, generate
 from vllm_ascend_moe.tools.trace import LayerStep, read_trace
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
 # How many times the noise the smallest margin must be.
 _CLEAR = 10
+
+PADDED, ROWS, BATCHED = "padded_allgather", "all_to_all", "batched_all_to_all"
 
 
 @dataclass(frozen=True)
@@ -35,16 +37,19 @@ class Case:
     group: str | None = "ep"  # the group its MoE layers must communicate over
     packed: bool = False  # one packed gather a layer, or one operator call for each tensor
     experts: str = "auto"
+    comm: str = PADDED
+    more: dict[str, object] = field(default_factory=dict)  # of the configuration section
+    used: frozenset[str] = frozenset()  # strategies that must have been used; empty: comm alone
 
     def __str__(self) -> str:
-        compiled = "" if self.eager else "-compiled"
-        packed = "-packed" if self.packed else ""
-        experts = "" if self.experts == "auto" else f"-{self.experts}"
-        return f"{self.model}-dp{self.dp}-tp{self.tp}-ep{self.dp * self.tp}{compiled}{packed}{experts}"
+        names = ["" if self.eager else "compiled", "packed" if self.packed else ""]
+        names += [name for name in (self.experts, self.comm) if name not in ("auto", PADDED)]
+        names += [f"{key}={value}" for key, value in self.more.items()]
+        return "-".join([self.model, f"dp{self.dp}-tp{self.tp}-ep{self.dp * self.tp}", *filter(None, names)])
 
     def section(self) -> dict[str, object]:
         packing = {} if self.packed else {"packed_bytes": 0}
-        return {"ascend_moe": {"experts": self.experts, **packing}}
+        return {"ascend_moe": {"comm": self.comm, "experts": self.experts, **packing, **self.more}}
 
 
 CASES = [
@@ -57,11 +62,30 @@ CASES = [
     Case("deepseek_v3", tp=2, group=None),
     Case("deepseek_v3", dp=2, tp=2),
     Case("deepseek_v3", dp=2, tp=2, eager=False, packed=True),
-    Case("mixtral", dp=2, group="dp", packed=True),
     Case("mixtral", dp=2, tp=2, group="dp"),
     # vLLM's own CPU kernel, which alone would crash under expert parallelism: its ids are made local.
     Case("mixtral", dp=2, group="dp", packed=True, experts="vllm"),
+    # All-to-all by row: SP (compiled, in passes), TP without SP.
+    Case("deepseek_v3", dp=2, tp=2, eager=False, comm=ROWS, more={"max_tokens_in_flight": 48}),
+    Case("mixtral", dp=2, tp=2, group="dp", comm=ROWS),
+    # Batched: in passes; where a long prompt is more than its capacity; compiled.
+    Case("deepseek_v3", dp=2, group="dp", comm=BATCHED, more={"max_tokens_in_flight": 48}),
+    Case(
+        "qwen3_moe",
+        dp=2,
+        tp=2,
+        comm=BATCHED,
+        more={"max_tokens_across_dp": 32, "over_capacity": "rows"},
+        used=frozenset({BATCHED, ROWS}),
+    ),
+    Case("mixtral", dp=2, tp=2, group="dp", eager=False, comm=BATCHED),
+    Case("deepseek_v2", dp=2, group="dp", comm="auto", packed=True, used=frozenset({PADDED})),
 ]
+# Collectives of one pass of each strategy.
+_OF_A_PASS = {
+    ROWS: ("all_to_all",) * 3,  # row counts, rows, sums back
+    BATCHED: ("gather", "all_to_all"),
+}
 
 
 def check_tokens(single: list[Generated], shared: list[Generated]) -> None:
@@ -76,18 +100,36 @@ def check_tokens(single: list[Generated], shared: list[Generated]) -> None:
 
 
 def check_trace(steps: list[LayerStep], case: Case) -> None:
-    """Every MoE layer of every step went through the padded layout over the right group, also on idle ranks."""
+    """Every MoE layer of every step used the strategy over the right group, also on idle ranks."""
     assert {step.group for step in steps} == {case.group}
     if case.group is None:
         return
     ranks = case.dp if case.group == "dp" else case.dp * case.tp
     assert {len(step.local_sizes or ()) for step in steps} == {ranks}
     assert {step.rank for step in steps} == set(range(ranks))
-    gathers = 1 if case.packed else 3  # hidden states, ids, weights
-    assert {tuple(kind for kind, _ in step.collectives) for step in steps} == {
-        ("gather",) * gathers + ("reduce_scatter",)
-    }
-    assert any(len(set(step.local_sizes or ())) > 1 for step in steps), "no step was uneven: the test proves too little"
+    padded = ("gather",) * (1 if case.packed else 3) + ("reduce_scatter",)  # hidden states, ids, weights
+    for step in steps:
+        expected = [kind for strategy in step.strategies for kind in (_OF_A_PASS | {PADDED: padded})[strategy]]
+        assert [kind for kind, _ in step.collectives] == expected
+    assert {strategy for step in steps for strategy in step.strategies} == (case.used or {case.comm})
+    check_layers_agree(steps)
+    most = 200 if case.group == "dp" else 200 // case.tp
+    # With TP a step of one token is run as one of two; sequence parallelism shares them out.
+    fewest = 2 if case.group == "dp" and case.tp > 1 else 1
+    uneven = [step for step in steps if {fewest, most} <= set(step.local_sizes or ())]
+    assert uneven, "no step had 1 and 200 tokens on two ranks: the test proves too little"
+    bound = case.more.get("max_tokens_in_flight")
+    assert {len(step.strategies) for step in uneven} == {1 if bound is None else -(-most // bound)}
+
+
+def check_layers_agree(steps: list[LayerStep]) -> None:
+    """Every rank ran every layer equally often, with the same strategies in the same order."""
+    by_rank: dict[tuple[str, int | None], list[tuple[str, ...]]] = {}
+    for step in steps:
+        by_rank.setdefault((step.layer, step.rank), []).append(step.strategies)
+    for layer, rank in by_rank:
+        # Under "dp" without SP, TP ranks write lines of the same rank: sorted, they compare all the same.
+        assert sorted(by_rank[layer, rank]) == sorted(by_rank[layer, 0])
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -97,7 +139,7 @@ def test_tokens_equal_one_stock_engine(
     model_path: Callable[[str, str], str],
     single_engine: Callable[[str, str], list[Generated]],
 ) -> None:
-    single = single_engine(case.model, "float32")
+    single = single_engine(case.model, "float32")[: len(PROMPT_LENGTHS)]
     spec = EngineSpec(
         model_path(case.model, "float32"),
         on_ranks(make_requests(0), case.dp),
@@ -109,7 +151,7 @@ def test_tokens_equal_one_stock_engine(
         env={"ASCEND_MOE_TRACE": str(tmp_path)},
         additional_config=case.section(),
     )
-    check_tokens(single, generate(spec, timeout_s=360))
+    check_tokens(single, generate(spec, timeout_s=480))
     check_trace(read_trace(tmp_path), case)
 
 
@@ -124,3 +166,31 @@ def test_bf16(model_path: Callable[[str, str], str]) -> None:
     clear = [i for i, result in enumerate(single) if min(result.margins) > 0.3]
     assert len(clear) >= 8
     assert {i: shared[i].tokens for i in clear} == {i: single[i].tokens for i in clear}
+
+
+@pytest.mark.parametrize(("comm", "payload"), [(ROWS, "int8"), (BATCHED, "fp8")])
+def test_quantised_dispatch(
+    comm: str,
+    payload: str,
+    model_path: Callable[[str, str], str],
+    single_engine: Callable[[str, str], list[Generated]],
+) -> None:
+    """Tokens travel rounded, which moves logits; so only first tokens that are clear by far are compared."""
+    burst = [Request(request.prompt, 1) for request in make_burst()]
+    single = single_engine("qwen3_moe", "float32")[len(PROMPT_LENGTHS) :]
+    shared = generate(
+        EngineSpec(
+            model_path("qwen3_moe", "float32"),
+            on_ranks(burst, 2),
+            dp=2,
+            expert_parallel=True,
+            additional_config={"ascend_moe": {"comm": comm, "quantize_dispatch": payload}},
+        ),
+        timeout_s=480,
+    )
+    limit = 0.5
+    clear = [i for i, result in enumerate(single) if result.margins[0] > limit]
+    assert len(clear) >= 8
+    assert [shared[i].tokens[0] for i in clear] == [single[i].tokens[0] for i in clear]
+    moved = [abs(one.margins[0] - two.margins[0]) for one, two in zip(single, shared, strict=True)]
+    assert 1e-4 < max(moved) < limit, "rounding must show, and be far below the margin"
