@@ -1,0 +1,246 @@
+"""Experts of both formats on an Ascend NPU, through torch_npu's own operators; bf16, fp16, fp32 and W8A8.
+
+    npu_moe_init_routing_v2     the rows that have an expert here, sorted by expert, and their counts
+    npu_grouped_matmul          w13, each expert on its own rows
+    npu_swiglu                  (other activations: plain torch on the NPU)
+    npu_grouped_matmul          w2
+    npu_moe_token_unpermute     back to the rows, weighted and summed in fp32
+
+Nothing is read back: every shape is known to the host, counts stay on the device, and the number of launches depends
+neither on experts nor on ranks, so a layer can be captured in a graph. A choice that is not routed, or lives on
+another rank, becomes expert E_l, one past the last: outside of the active range, so that its row is neither copied nor
+multiplied, and with a weight of 0, for which the unpermute does not read. The price of not asking how many rows there
+are: the buffers between the products have rows * K rows, and activation and requantisation pass over all of them.
+
+Symbols: rows tokens; H hidden size; N expert intermediate size; K top-k; E_l experts on this rank.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from vllm_ascend_moe.errors import DtypeError, MissingDependencyError, ShapeError
+from vllm_ascend_moe.experts.activation import activate, check_activation, is_gated
+from vllm_ascend_moe.experts.base import ExpertWeights
+from vllm_ascend_moe.experts.scaled import ScaledExpertWeights
+
+# Arguments of the operators that are numbers with a meaning.
+_UNQUANTIZED, _COUNTS, _ENDS, _BY_ROWS, _ONE_OUTPUT = -1, 1, 0, 0, 2
+_FLOATING = (torch.bfloat16, torch.float16, torch.float32)
+_W8A8 = (torch.bfloat16, torch.float16)  # what comes out of an int8 product, and what npu_dynamic_quant takes
+
+
+@cache
+def _npu() -> Any:
+    try:
+        return import_module("torch_npu")
+    except ImportError as error:
+        raise MissingDependencyError(
+            f'experts = "npu" needs torch_npu ({error}). Install the torch-npu of your torch version, or choose "auto".'
+        ) from error
+
+
+class NpuExperts:
+    """:class:`~vllm_ascend_moe.experts.base.RowsExperts` and ``BatchedExperts`` on an NPU.
+
+    ``weights`` are floating, of the dtype of ``hidden``, or :class:`ScaledExpertWeights` in int8 (W8A8: rows are
+    quantised too, each with its own scale, unless they come in int8; products are exact in int32). They are read as
+    they lie, [E_l, out, in]; no copy is made.
+    """
+
+    def apply(
+        self,
+        hidden: torch.Tensor,
+        topk_weights: torch.Tensor,
+        topk_ids: torch.Tensor,
+        weights: ExpertWeights,
+        *,
+        expert_map: torch.Tensor | None = None,
+        activation: str = "silu",
+        apply_router_weight_on_input: bool = False,
+        scales: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See :class:`~vllm_ascend_moe.experts.base.RowsExperts`.
+
+        Args:
+            scales: fp32 [rows] of int8 ``hidden``, as a strategy hands them on. The result then has the dtype of
+                ``out``, or bf16.
+
+        Raises:
+            ShapeError, DtypeError: operands that do not fit. InvalidValueError: an unknown activation.
+            MissingDependencyError: torch_npu is not installed.
+        """
+        if topk_ids.shape != topk_weights.shape or topk_ids.shape[:1] != hidden.shape[:1]:
+            raise ShapeError(
+                "topk_ids.shape",
+                tuple(topk_ids.shape),
+                f"[{hidden.shape[0]}, K], as topk_weights {tuple(topk_weights.shape)}",
+                "Pass one row of ids and weights for each row of hidden.",
+            )
+        num_local = weights.w13.shape[0]
+        slots = _slots(topk_ids, expert_map, num_local)
+        nowhere = slots == num_local
+        factors = torch.ones_like(topk_weights) if apply_router_weight_on_input else topk_weights
+        factors = factors.to(torch.float32).masked_fill(nowhere, 0)
+        y = _routed_mlp(hidden, slots, factors, weights, activation, scales, out)
+        return y if out is None else out.copy_(y)
+
+    def apply_batched(
+        self,
+        hidden: torch.Tensor,
+        expert_num_tokens: torch.Tensor,
+        weights: ExpertWeights,
+        *,
+        activation: str = "silu",
+        scales: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See :class:`~vllm_ascend_moe.experts.base.BatchedExperts`. Rows past the count: 0, or what ``out`` held.
+
+        A grouped product wants an expert's rows right after the last expert's, so the real rows are copied there and
+        back: the rows format with one choice a row, which the batch's own rows make.
+
+        Raises:
+            As :meth:`apply`.
+        """
+        num_local, rows, hidden_size = hidden.shape
+        experts = torch.arange(num_local, dtype=torch.int32, device=hidden.device)[:, None]
+        used = torch.arange(rows, device=hidden.device) < expert_num_tokens[:, None]
+        slots = torch.where(used, experts, num_local).view(-1, 1)
+        factors = used.to(torch.float32).view(-1, 1)
+        row_scales = None if scales is None else scales.reshape(-1)
+        y = _routed_mlp(hidden.reshape(-1, hidden_size), slots, factors, weights, activation, row_scales, out)
+        y = y.view(hidden.shape)
+        return y if out is None else out.copy_(torch.where(used[..., None], y.to(out.dtype), out))
+
+
+def _slots(topk_ids: torch.Tensor, expert_map: torch.Tensor | None, num_local: int) -> torch.Tensor:
+    """int32 [rows, K]: the local expert of each choice, or E_l where it has none here."""
+    if expert_map is None:
+        slots = topk_ids.clamp(-1, num_local)
+    else:
+        # One clamp makes every id that is out of range one of the two at the ends of the table.
+        table = torch.nn.functional.pad(expert_map, (1, 1), value=-1)
+        index = topk_ids.clamp(-1, expert_map.numel()) + 1
+        slots = table.index_select(0, index.flatten()).view(topk_ids.shape)
+    # -1 modulo E_l + 1 is E_l.
+    return slots.to(torch.int32).remainder(num_local + 1)
+
+
+def _routed_mlp(
+    hidden: torch.Tensor,
+    slots: torch.Tensor,
+    factors: torch.Tensor,
+    weights: ExpertWeights,
+    activation: str,
+    scales: torch.Tensor | None,
+    out: torch.Tensor | None,
+) -> torch.Tensor:
+    """``y[i] = sum over k of factors[i, k] * mlp of expert slots[i, k] (hidden[i])``: [rows, H], floating."""
+    dtype = _result_dtype(hidden, weights, scales, out)
+    _check(hidden, weights, activation)
+    if 0 in (*hidden.shape, slots.shape[1], weights.w13.shape[0], weights.w2.shape[2]):
+        # The operators refuse empty tensors, and here nothing is computed.
+        return hidden.new_zeros(hidden.shape, dtype=dtype)
+    quantized = isinstance(weights, ScaledExpertWeights)
+    if quantized and scales is None:
+        hidden, scales = _npu().npu_dynamic_quant(hidden)
+    elif not quantized and scales is not None:
+        hidden, scales = (hidden.to(torch.float32) * scales[:, None]).to(dtype), None
+    num_local = weights.w13.shape[0]
+    x, positions, counts, row_scales = _npu().npu_moe_init_routing_v2(
+        hidden,
+        slots,
+        scale=scales,
+        active_num=slots.numel(),
+        expert_num=num_local + 1,
+        expert_tokens_num_type=_COUNTS,
+        expert_tokens_num_flag=True,
+        quant_mode=_UNQUANTIZED,
+        active_expert_range=[0, num_local],
+    )
+    h = _product(x, weights, "w13", counts, row_scales, dtype)
+    h = _npu().npu_swiglu(h) if activation == "silu" else activate(h, activation)
+    middle_scales = None
+    if quantized:
+        h, middle_scales = _npu().npu_dynamic_quant(h)
+    y = _product(h, weights, "w2", counts, middle_scales, dtype)
+    # Positions of choices without an expert are -1; with a factor of 0 they are not read, but must be in range.
+    return _npu().npu_moe_token_unpermute(y, positions.clamp_(min=0), probs=factors)
+
+
+def _product(
+    x: torch.Tensor,
+    weights: ExpertWeights,
+    which: str,
+    counts: torch.Tensor,
+    row_scales: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """``x @ weight^T + bias`` of each expert's rows, in ``dtype``. Rows past the last expert's hold anything."""
+    weight: torch.Tensor = getattr(weights, which)
+    bias: torch.Tensor | None = getattr(weights, f"{which}_bias")
+    quantized = isinstance(weights, ScaledExpertWeights)
+    options: dict[str, Any] = {}
+    if quantized:
+        # The scale's dtype is prescribed by the result's.
+        scale = getattr(weights, f"{which}_scale").to(dtype if dtype == torch.bfloat16 else torch.float32)
+        options = {"scale": [scale], "per_token_scale": [row_scales], "output_dtype": dtype}
+    elif bias is not None:
+        options = {"bias": [bias.to(dtype if dtype == torch.float16 else torch.float32)]}
+    (y,) = _npu().npu_grouped_matmul(
+        [x],
+        [weight.transpose(1, 2)],
+        group_list=counts,
+        # A list of counts may not have length 1; then count and end are the same number.
+        group_list_type=_COUNTS if len(counts) > 1 else _ENDS,
+        group_type=_BY_ROWS,
+        split_item=_ONE_OUTPUT,
+        **options,
+    )
+    if quantized and bias is not None:
+        # The operator adds integers before scaling; a floating bias comes after.
+        experts = torch.searchsorted(counts.cumsum(0), torch.arange(len(y), device=y.device), right=True)
+        y += bias.to(dtype).index_select(0, experts.clamp_(max=len(counts) - 1))
+    return y
+
+
+def _result_dtype(
+    hidden: torch.Tensor, weights: ExpertWeights, scales: torch.Tensor | None, out: torch.Tensor | None
+) -> torch.dtype:
+    """What is computed in between the products, and returned. Raises DtypeError where dtypes do not fit."""
+    quantized = isinstance(weights, ScaledExpertWeights)
+    if quantized != (weights.w13.dtype == torch.int8) or weights.w13.dtype not in (torch.int8, *_FLOATING):
+        raise DtypeError(
+            "weights.w13.dtype",
+            weights.w13.dtype,
+            "int8 in ScaledExpertWeights, or bf16, fp16 or fp32 in ExpertWeights",
+            "Convert the weights.",
+        )
+    if (scales is not None) != (hidden.dtype == torch.int8):
+        raise DtypeError("hidden.dtype", hidden.dtype, "int8 with scales, floating without", "Pass both or neither.")
+    if scales is None:
+        allowed: tuple[torch.dtype, ...] = _W8A8 if quantized else (weights.w13.dtype,)
+        if hidden.dtype not in allowed:
+            raise DtypeError("hidden.dtype", hidden.dtype, f"one of {allowed} with these weights", "Cast hidden.")
+        return hidden.dtype
+    if not quantized:
+        return weights.w13.dtype
+    return out.dtype if out is not None and out.dtype in _W8A8 else torch.bfloat16
+
+
+def _check(hidden: torch.Tensor, weights: ExpertWeights, activation: str) -> None:
+    check_activation(activation)
+    num_experts, hidden_size, inner = weights.w2.shape
+    rows = 2 * inner if is_gated(activation) else inner
+    for name, got, want in (
+        ("hidden.shape[-1]", hidden.shape[-1], hidden_size),
+        ("weights.w13.shape", tuple(weights.w13.shape), (num_experts, rows, hidden_size)),
+    ):
+        if got != want:
+            raise ShapeError(name, got, f"{want}, with w2 {tuple(weights.w2.shape)}, {activation}", "Pass what fits.")
