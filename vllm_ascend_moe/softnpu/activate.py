@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 
 from vllm_ascend_moe.softnpu.errors import SoftNPUError
+from vllm_ascend_moe.softnpu.settings import is_oracle
 
 _LIBRARY = "libsoftnpu_dispatch.so"
 _done: list[ctypes.CDLL] = []
@@ -29,4 +30,5 @@ def activate() -> None:
         ) from error
     from vllm_ascend_moe.softnpu.overrides import install
 
-    install()
+    if not is_oracle():
+        install()

@@ -41,5 +41,6 @@ int32_t owner(const void* address, uint64_t bytes, std::string* problem);
 enum class Fault { none, fail, timeout };
 Fault next_collective_fault(int rank);
 bool next_allocation_fails();
+void check_faults();  // throws where the variable cannot be understood
 
 }  // namespace softnpu

@@ -37,6 +37,7 @@ at::Tensor npu_empty_like(const at::Tensor& cpu, c10::Device device) {
 }
 
 at::Tensor npu_copy(const at::Tensor& cpu, c10::Device device) {
+  const WithoutPoison whole;
   auto npu = npu_empty_like(cpu, device);
   if (cpu.numel() > 0) cpu_alias(npu).copy_(cpu);
   return npu;

@@ -16,6 +16,12 @@ at::Tensor npu_copy(const at::Tensor& cpu, c10::Device device);
 // A new NPU tensor of that shape whose values are not set.
 at::Tensor npu_empty_like(const at::Tensor& cpu, c10::Device device);
 
+// While one lives, new tensors of this thread are not filled with NaN first: they are about to be written.
+struct WithoutPoison {
+  WithoutPoison();
+  ~WithoutPoison();
+};
+
 // A view of an NPU tensor's storage with the type, sizes, strides and offset of `cpu`, a view of its alias's storage.
 at::Tensor npu_view(const at::Tensor& npu, const at::Tensor& cpu);
 

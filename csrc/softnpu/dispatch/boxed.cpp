@@ -3,7 +3,10 @@
 #include <ATen/ATen.h>
 #include <c10/core/DeviceGuard.h>
 
+#include <algorithm>
+#include <functional>
 #include <optional>
+#include <set>
 #include <unordered_map>
 #include <vector>
 
@@ -28,15 +31,24 @@ using Pairs = std::vector<Pair>;
 struct Signature {
   std::string name;
   std::vector<bool> written;  // by argument
+  bool one_device = true;     // all tensors must be on the same device
   int generator = -1;         // index of that argument
 };
+
+// Plain operators refuse tensors of several devices, but for these; what others (`atb::`, say) take is up to them.
+bool one_device(const std::string& name) {
+  static const std::set<std::string> several = {
+      "aten::index",         "aten::index_put",         "aten::index_put_",    "aten::_index_put_impl_",
+      "aten::_unsafe_index", "aten::_unsafe_index_put", "aten::_foreach_copy", "aten::_foreach_copy_"};
+  return name.rfind("aten::", 0) == 0 && several.count(name) == 0;
+}
 
 const Signature& signature_of(const c10::OperatorHandle& op) {
   thread_local std::unordered_map<const c10::FunctionSchema*, Signature> known;
   const auto& schema = op.schema();
   const auto found = known.find(&schema);
   if (found != known.end()) return found->second;
-  Signature signature{toString(op.operator_name()), {}, -1};
+  Signature signature{toString(op.operator_name()), {}, one_device(schema.name()), -1};
   for (const c10::Argument& argument : schema.arguments()) {
     signature.written.push_back(argument.alias_info() != nullptr && argument.alias_info()->isWrite());
     if (argument.type()->str().find("Generator") != std::string::npos) {
@@ -90,6 +102,24 @@ at::Tensor result_of(const Pairs& pairs, const at::Tensor& cpu, c10::Device devi
   return with_values ? npu_copy(cpu, device) : npu_empty_like(cpu, device);
 }
 
+// A CPU tensor with dimensions, or two NPUs: the device's kernels could not read one of them.
+void check_devices(const Signature& signature, const Pairs& pairs, const Stack& arguments) {
+  if (!signature.one_device || pairs.empty()) return;
+  const auto device = pairs.front().npu.device();
+  for (const Pair& pair : pairs) {
+    TORCH_CHECK(pair.npu.device() == device, "Expected all tensors to be on the same device, but ", signature.name,
+                " got ", device, " and ", pair.npu.device());
+  }
+  const auto check = [&](const at::Tensor& t) {
+    const auto is_t = [&](const Pair& pair) { return pair.cpu.is_same(t); };
+    const bool ours = std::any_of(pairs.begin(), pairs.end(), is_t);
+    TORCH_CHECK(!t.defined() || t.dim() == 0 || ours, "Expected all tensors to be on the same device, but ",
+                signature.name, " got ", device, " and ", t.device());
+    return t;
+  };
+  for (const c10::IValue& value : arguments) map_tensors(value, check);
+}
+
 void redispatch(const c10::OperatorHandle& op, Stack* stack) {
   const at::AutoDispatchBelowAutograd below;
   op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
@@ -141,7 +171,7 @@ void store(const c10::IValue& result, const c10::IValue& output) {
 // Records the operator in the graph that is being captured. It runs once on copies of what it writes, which shows what
 // comes out and changes nothing.
 Stack record(const c10::OperatorHandle& op, const Stack& arguments, const Pairs& pairs, c10::Device device,
-             aclrtStream stream) {
+             aclrtStream stream, const std::function<void()>& prepare) {
   Pairs trial = pairs;
   for (Pair& pair : trial) {
     if (pair.written) pair.cpu = detached_copy(pair.cpu);
@@ -159,7 +189,8 @@ Stack record(const c10::OperatorHandle& op, const Stack& arguments, const Pairs&
   for (c10::IValue& value : outputs) {
     value = map_tensors(value, [&](const at::Tensor& t) { return result_of(trial, t, device, false); });
   }
-  submit(stream, signature_of(op).name.c_str(), [op, arguments, outputs]() -> aclError {
+  submit(stream, signature_of(op).name.c_str(), [op, arguments, outputs, prepare]() -> aclError {
+    if (prepare) prepare();
     Stack results = arguments;
     redispatch(op, &results);
     for (size_t i = 0; i < results.size(); ++i) store(results[i], outputs[i]);
@@ -189,14 +220,18 @@ void boxed(const c10::OperatorHandle& op, Stack* stack) {
   }
   if (!device && !pairs.empty()) device = pairs.front().npu.device();
   if (!device || !device->has_index()) device = c10::Device(c10::DeviceType::PrivateUse1, current_device());
+  check_devices(signature, pairs, arguments);
   const c10::DeviceGuard guard(*device);
+  std::function<void()> seed_for_replay;
   if (signature.generator >= 0) {
-    arguments[signature.generator] = cpu_generator(arguments[signature.generator], *device);
+    const StandIn generator = stand_in_generator(arguments[signature.generator], *device);
+    arguments[signature.generator] = generator.cpu;
+    seed_for_replay = generator.seed_for_replay;
   }
   const aclrtStream stream = c10_npu::getCurrentNPUStream(device->index()).stream(false);
   Stack results;
   if (capturing(stream)) {
-    results = record(op, arguments, pairs, *device, stream);
+    results = record(op, arguments, pairs, *device, stream, seed_for_replay);
   } else {
     const aclError code = submit(stream, signature.name.c_str(), [&]() -> aclError {
       results = run_now(op, arguments, pairs, *device);

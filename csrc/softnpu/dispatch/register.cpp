@@ -67,11 +67,6 @@ void torch_kernel(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   op.callBoxedForDispatchKey(key, *stack);
 }
 
-void replace(const c10::OperatorName& name, c10::DispatchKey key, c10::KernelFunction kernel) {
-  registrations().push_back(
-      c10::Dispatcher::singleton().registerImpl(name, key, std::move(kernel), std::nullopt, nullptr, "softnpu"));
-}
-
 void replace_autograd(const c10::OperatorHandle& op, const c10::OperatorName& name) {
   constexpr auto kKey = c10::DispatchKey::AutogradPrivateUse1;
   constexpr auto kFormula = c10::DispatchKey::Autograd, kComposite = c10::DispatchKey::CompositeImplicitAutograd;
@@ -85,6 +80,7 @@ void replace_autograd(const c10::OperatorHandle& op, const c10::OperatorName& na
 void register_all() {
   Quiet quiet;
   const c10::WarningUtils::WarningHandlerGuard guard(&quiet);
+  poison_new_tensors();
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
     if (name.name.rfind("aten::", 0) != 0 || kKept.count(name.name.substr(6)) > 0) continue;
@@ -99,6 +95,11 @@ void register_all() {
 }
 
 }  // namespace
+
+void replace(const c10::OperatorName& name, c10::DispatchKey key, c10::KernelFunction kernel) {
+  registrations().push_back(
+      c10::Dispatcher::singleton().registerImpl(name, key, std::move(kernel), std::nullopt, nullptr, "softnpu"));
+}
 
 void use_cpu_kernel(const std::string& name, const std::string& overload) {
   Quiet quiet;

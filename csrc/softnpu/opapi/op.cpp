@@ -2,7 +2,7 @@
 
 #include <sstream>
 
-#include "common/settings.h"
+#include "common/poison.h"
 
 struct aclOpExecutor {
   std::string name;
@@ -16,19 +16,6 @@ namespace {
 
 // Devices of the tensors made since the last call was planned: those are that call's.
 thread_local uint64_t devices_seen = 0;
-
-void poison(const at::Tensor& output) {
-  if (!settings().poison || output.numel() == 0) return;
-  const bool floating = output.is_floating_point() || output.is_complex();
-  if (output.is_non_overlapping_and_dense()) {
-    // All bits set is NaN in every floating type.
-    std::memset(output.data_ptr(), floating ? 0xFF : 0xAA, output.numel() * output.element_size());
-  } else if (floating) {
-    output.fill_(std::numeric_limits<double>::quiet_NaN());
-  } else {
-    output.fill_(0xAA);
-  }
-}
 
 std::string call_name(const char* function) {
   const std::string name = function;

@@ -51,12 +51,15 @@ aclError aclmdlRICaptureBegin(aclrtStream handle, aclmdlRICaptureMode mode) {
   if (stream->capture != nullptr) {
     return fail(ACL_ERROR_STREAM_CAPTURE_CONFLICT, "aclmdlRICaptureBegin: the stream is being captured already");
   }
-  stream->capture = std::make_shared<Graph>();
-  stream->capture->id = next_id++;
+  const auto graph = std::make_shared<Graph>();
+  graph->id = next_id++;
+  stream->capture = graph;
   stream->origin = true;
   mode_here = mode;
   ++captures_here;
   ++captures;
+  const std::lock_guard<std::mutex> lock(softnpu::mutex);
+  graphs[graph.get()] = graph;
   return ACL_SUCCESS;
 }
 
@@ -82,8 +85,6 @@ aclError aclmdlRICaptureEnd(aclrtStream handle, aclmdlRI* model) {
   leave_capture(graph);
   --captures_here;
   --captures;
-  const std::lock_guard<std::mutex> lock(softnpu::mutex);
-  graphs[graph.get()] = graph;
   *model = graph.get();
   return ACL_SUCCESS;
 }

@@ -26,6 +26,7 @@ extern "C" {
 // The first thing that torch_npu does with a device: loads the kernels of plain operators where nobody has yet.
 aclError aclInit(const char*) {
   settings();
+  check_faults();
   void* library = dlopen("libsoftnpu_dispatch.so", RTLD_NOW | RTLD_GLOBAL);
   if (library == nullptr) return fail(ACL_ERROR_INTERNAL_ERROR, std::string("libsoftnpu_dispatch.so: ") + dlerror());
   return reinterpret_cast<aclError (*)()>(dlsym(library, "softnpu_start_python"))();

@@ -12,11 +12,12 @@ _libraries: list[torch.library.Library] = []
 
 
 def emulate(name: str, implementation: Callable[..., Any]) -> None:
-    """Gives the operator ``name`` (``atb::_npu_rotary_embedding``, with ``.overload`` where it has one) a CPU kernel, and
-    makes NPU tensors use it.
+    """Gives the operator ``name`` a CPU kernel, and makes NPU tensors use it.
+
+    The name is the full one: ``atb::_npu_rotary_embedding``, with ``.overload`` where there is one.
 
     The implementation gets the arguments of the schema, with CPU tensors on the NPU tensors' memory: writing into one
-    writes the device's memory. What it returns comes back as NPU tensors; an argument that it returns, as that argument.
+    writes the device's memory. What it returns comes back as NPU tensors; an argument it returns, as that argument.
     It is recorded and replayed in graphs like any device work.
     """
     namespace, rest = name.split("::")
