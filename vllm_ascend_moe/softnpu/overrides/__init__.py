@@ -8,9 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from vllm_ascend_moe.softnpu.overrides import moe
+from vllm_ascend_moe.softnpu.overrides import attention, cache, moe, norm, rotary
 
-INSTALLERS: list[Callable[[], None]] = [moe.install]
+INSTALLERS: list[Callable[[], None]] = [
+    attention.install,
+    cache.install,
+    moe.install,
+    norm.install,
+    rotary.install,
+]
 
 
 def install() -> None:
