@@ -3,6 +3,7 @@
 # make lint   ruff, mypy, clang-format, import layers
 # make ascend-check  lower every Triton kernel for Ascend 910B and compare it with torch; needs no NPU (installs LLVM 19)
 # make softnpu  build the soft NPU: torch_npu on a CPU (docs/softnpu.md); make softnpu-test runs its tests
+# make softnpu-engines  vllm-ascend engines on the soft NPU, with its own operators and with ours (ten minutes and more)
 # make bench  benchmarks that run on a CPU
 # make clean  remove what the other targets made
 SHELL := /bin/bash
@@ -16,7 +17,7 @@ export HF_HUB_OFFLINE ?= 1
 export VLLM_NO_USAGE_STATS ?= 1
 PYTEST_ARGS ?=
 
-.PHONY: help demo test test-ut test-kernels test-e2e lint ascend-check softnpu softnpu-test bench clean setup setup-dev
+.PHONY: help demo test test-ut test-kernels test-e2e lint ascend-check softnpu softnpu-test softnpu-engines bench clean setup setup-dev
 
 help:
 	@sed -n 's/^# make /  make /p' Makefile
@@ -92,6 +93,14 @@ $(VENV)/.softnpu: $(VENV)/.torch requirements/softnpu.txt
 
 softnpu: $(VENV)/.softnpu
 	@$(PY) -m vllm_ascend_moe.softnpu build
+
+# vllm-ascend and its vLLM have a folder of their own, which is put before this environment's packages.
+$(VENV)/.vllm-ascend: $(VENV)/.created requirements/vllm-ascend.txt scripts/vllm_ascend_site.py
+	@echo "[+] installing vllm-ascend and its vLLM for tests (150 MB, under a minute on a good line)"
+	@$(PY) scripts/vllm_ascend_site.py $(VENV)/vllm-ascend-site --source $(VENV)/vllm-ascend-src && touch $@
+
+softnpu-engines: setup-dev softnpu $(VENV)/.vllm-ascend
+	@$(PY) -m pytest tests/softnpu_engines $(PYTEST_ARGS)
 
 softnpu-test: setup-dev softnpu
 	@$(PY) -m vllm_ascend_moe.softnpu run -- $(PY) -m pytest tests/softnpu $(PYTEST_ARGS)

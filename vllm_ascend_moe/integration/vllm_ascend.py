@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import warnings
 from collections.abc import Callable
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -122,6 +123,22 @@ def install() -> None:
     for owner, name, ours in replaced:
         setattr(owner, name, ours)
     library = torch.library.Library("vllm", "IMPL")
+    with warnings.catch_warnings():
+        # PyTorch warns of a kernel that replaces another, which is what this does.
+        warnings.simplefilter("ignore", UserWarning)
+        _register(library, padded)
+    _libraries.append(library)
+    logger.info(
+        "vllm-ascend-moe keeps MoE tokens in the padded layout: replaced in vllm-ascend %s: %s.",
+        version("vllm-ascend"),
+        ", ".join(name for _, name, _ in replaced),
+    )
+
+
+def _register(library: Any, padded: ModuleType) -> None:
+    """Gives both operators our kernels, under the keys under which vllm-ascend has given them its own."""
+    import torch
+
     for name, real, fake in (
         ("maybe_all_gather_and_maybe_unpad", padded.gather, padded.gather_fake),
         ("maybe_pad_and_reduce", padded.reduce, padded.reduce_fake),
@@ -130,12 +147,6 @@ def install() -> None:
             if torch._C._dispatch_has_kernel_for_dispatch_key(f"vllm::{name}", key):
                 library.impl(name, real, key)
         library._register_fake(name, fake)
-    _libraries.append(library)
-    logger.info(
-        "vllm-ascend-moe keeps MoE tokens in the padded layout: replaced in vllm-ascend %s: %s.",
-        version("vllm-ascend"),
-        ", ".join(name for _, name, _ in replaced),
-    )
 
 
 def _replacements(padded: ModuleType) -> list[tuple[Any, str, Callable[..., Any]]]:
