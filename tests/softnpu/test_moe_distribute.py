@@ -1,0 +1,213 @@
+"""distribute_dispatch and distribute_combine, versions 1 and 2, between real processes, against loops over assignments.
+
+Every rank makes the inputs of all ranks from a seed, and so knows alone what must arrive.
+"""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from vllm_ascend_moe.testing.launch import launch
+
+H = 32
+
+
+@dataclass(frozen=True)
+class Case:
+    """tokens: of each rank. mask: None, "tokens" (1-D) or "assignments" (2-D)."""
+
+    tokens: list[int]
+    experts: int
+    k: int
+    version: int = 2
+    quantise: bool = False
+    smooth: bool = False
+    mask: str | None = None
+    one_expert: bool = False
+    global_bs: int | None = None
+    cumulative: bool = False
+    weights_too: bool = False
+
+
+def inputs(case: Case, seed: int):
+    """x, ids, weights, active [BS, K] of every rank."""
+    generator = torch.Generator().manual_seed(seed)
+    ranks = []
+    for tokens in case.tokens:
+        x = torch.randn(tokens, H, generator=generator).bfloat16()
+        ids = torch.stack([torch.randperm(case.experts, generator=generator)[: case.k] for _ in range(tokens)]).int()
+        if case.one_expert:
+            ids = torch.full((tokens, case.k), case.experts - 1, dtype=torch.int32)
+        weights = torch.rand(tokens, case.k, generator=generator)
+        active = torch.ones(tokens, case.k, dtype=torch.bool)
+        if case.mask == "tokens":
+            active[tokens // 2 :] = False
+        elif case.mask == "assignments":
+            active = torch.rand(tokens, case.k, generator=generator) < 0.5
+            active[0] = False
+        ranks.append((x, torch.where(active, ids, -1), weights, active))
+    return ranks
+
+
+def arriving(case: Case, ranks, rank: int, n: int):
+    """(source rank, token, k) of every row that this rank's experts get, in order, and the rows of each expert."""
+    local = case.experts // n
+    rows, counts = [], []
+    for expert in range(rank * local, (rank + 1) * local):
+        mine = [(r, t, j) for r in range(n) for t, j in (ranks[r][1] == expert).nonzero().tolist()]
+        rows += mine
+        counts.append(len(mine))
+    return rows, counts
+
+
+def quantised(row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    factor = 127 / row.abs().max()
+    return torch.round(row * factor).to(torch.int8), 1 / factor
+
+
+def expert_of(row: torch.Tensor, expert: int) -> torch.Tensor:
+    return (row.float() * (expert + 1)).bfloat16()
+
+
+def arguments(case: Case, rank: int, n: int, name: str) -> dict:
+    world = {"group_ep": name, "ep_world_size": n, "ep_rank_id": rank, "moe_expert_num": case.experts}
+    return {**world, "global_bs": max(case.tokens) * n if case.global_bs is None else case.global_bs}
+
+
+def dispatch(case: Case, mine, smooth, common: dict):
+    import torch_npu
+
+    x, ids, weights, active = mine
+    mask = None if case.mask is None else (active.any(1) if case.mask == "tokens" else active).npu()
+    function = torch_npu.npu_moe_distribute_dispatch_v2 if case.version == 2 else torch_npu.npu_moe_distribute_dispatch
+    given = {
+        "x_active_mask": mask,
+        "scales": None if smooth is None else smooth.npu(),
+        "expert_scales": weights.npu() if case.weights_too else None,
+        "quant_mode": 2 if case.quantise else 0,
+        "expert_token_nums_type": 0 if case.cumulative else 1,
+    }
+    return function(x.npu(), ids.npu(), **given, **common)
+
+
+def combine(case: Case, mine, y, outputs, common: dict):
+    import torch_npu
+
+    _, ids, weights, active = mine
+    mask = None if case.mask is None else (active.any(1) if case.mask == "tokens" else active).npu()
+    index, counts = outputs[2], outputs[4]
+    if case.version == 2:
+        return torch_npu.npu_moe_distribute_combine_v2(
+            y, ids.npu(), index, counts, weights.npu(), x_active_mask=mask, **common
+        )
+    return torch_npu.npu_moe_distribute_combine(
+        y, ids.npu(), index, counts, weights.npu(), x_active_mask=mask, **common
+    )
+
+
+def round_trip(case: Case, rank: int, n: int, name: str, seed: int) -> None:
+    ranks, common = inputs(case, seed), arguments(case, rank, n, name)
+    smooth = torch.rand(case.experts, H, generator=torch.Generator().manual_seed(seed)) + 0.5 if case.smooth else None
+    outputs = dispatch(case, ranks[rank], smooth, common)
+    expand_x, scales, _, token_nums, _, _, expand_scales = outputs
+    rows, counts = arriving(case, ranks, rank, n)
+    local = case.experts // n
+    assert token_nums.dtype == torch.int64
+    assert token_nums.tolist() == (torch.tensor(counts).cumsum(0).tolist() if case.cumulative else counts)
+    y = torch.full((expand_x.shape[0], H), float("nan"), dtype=torch.bfloat16)
+    for i, (r, t, j) in enumerate(rows):
+        x, ids, weights, _ = ranks[r]
+        if case.quantise:
+            values, scale = quantised(x[t].float() * (1 if smooth is None else smooth[ids[t, j]]))
+            assert torch.equal(expand_x[i].cpu(), values)
+            torch.testing.assert_close(scales[i].cpu(), scale)
+        else:
+            assert torch.equal(expand_x[i].cpu(), x[t])
+        if case.weights_too:
+            assert expand_scales[i].cpu() == weights[t, j]
+        y[i] = expert_of(x[t], int(ids[t, j]))
+    if not case.quantise:
+        assert expand_x[len(rows) :].isnan().all()
+    assert expand_x.shape[0] == common["global_bs"] * min(local, case.k) or common["global_bs"] == 0
+    out = combine(case, ranks[rank], y.npu(), outputs, common)
+    x, ids, weights, active = ranks[rank]
+    assert out.dtype == torch.bfloat16
+    for t in range(len(x)):
+        if not active[t].any():
+            assert out[t].isnan().all()
+            continue
+        wanted = sum(weights[t, j] * expert_of(x[t], int(ids[t, j])).float() for j in range(case.k) if active[t, j])
+        torch.testing.assert_close(out[t].cpu(), wanted.bfloat16())
+
+
+def wrong_calls(rank: int, n: int, name: str) -> None:
+    """Each is refused on every rank, and the next call works."""
+    case = Case(tokens=[3] * n, experts=2 * n, k=2)
+    ranks, common = inputs(case, 5), arguments(case, rank, n, name)
+
+    def refused(message: str, **changed) -> None:
+        with pytest.raises(RuntimeError, match=message):
+            dispatch(case, ranks[rank], None, {**common, **changed})
+
+    refused("ranks differ in global_bs", global_bs=n * (3 + rank))
+    refused("shared_expert_rank_num = 1 is not emulated", shared_expert_rank_num=1)
+    refused("zero_expert_num = 1 is not emulated", zero_expert_num=1)
+    refused(f"rank {(rank + 1) % n} of {n}, but the communicator", ep_rank_id=(rank + 1) % n)
+    refused("no communicator is called 'nowhere'", group_ep="nowhere")
+    refused("moe_expert_num = 5 on", moe_expert_num=5)
+    x, ids, weights, active = ranks[rank]
+    with pytest.raises(RuntimeError, match="expert_ids has values"):
+        dispatch(case, (x, torch.full_like(ids, 2 * n), weights, active), None, common)
+    uneven = Case(tokens=[3 + r for r in range(n)], experts=2 * n, k=2, mask="tokens")
+    mine = inputs(uneven, 6)[rank]
+    with pytest.raises(RuntimeError, match="different numbers of tokens"):
+        dispatch(uneven, mine, None, arguments(uneven, rank, n, name))
+    mine = inputs(case, 5)[rank]
+    outputs = list(dispatch(case, mine, None, common))
+    outputs[2] = torch.zeros_like(outputs[2]) + n
+    y = torch.zeros(outputs[0].shape, dtype=torch.bfloat16).npu()
+    with pytest.raises(RuntimeError, match="assist_info_for_combine is not what dispatch returned"):
+        combine(case, mine, y, outputs, common)
+
+
+def too_many(rank: int, n: int, name: str) -> None:
+    case = Case(tokens=[513] * n, experts=n, k=1)
+    with pytest.raises(RuntimeError, match="513 tokens on a rank, not 1 to 512"):
+        dispatch(case, inputs(case, 0)[rank], None, arguments(case, rank, n, name))
+
+
+def cases_of(n: int, soc: str) -> list[Case]:
+    even, uneven = [5] * n, [1 + 3 * r for r in range(n)]
+    second = [
+        Case(tokens=even, experts=2 * n, k=2),
+        Case(tokens=even, experts=2 * n, k=2, global_bs=0),
+        Case(tokens=uneven, experts=3 * n, k=3, cumulative=True),
+        Case(tokens=even, experts=n, k=1, one_expert=True),
+        Case(tokens=even, experts=2 * n, k=2, quantise=True),
+        Case(tokens=uneven, experts=2 * n, k=2, quantise=True, smooth=True),
+        Case(tokens=even, experts=2 * n, k=2, mask="tokens"),
+        Case(tokens=[1] * n, experts=4 * n, k=4),
+    ]
+    if soc == "A3":
+        second.append(Case(tokens=even, experts=2 * n, k=2, mask="assignments"))
+        return second
+    second.append(Case(tokens=even, experts=2 * n, k=2, weights_too=True))
+    return [*second, *(replace(case, version=1) for case in (second[2], *second[4:]))]
+
+
+def everything(rank: int, n: int, soc: str) -> None:
+    torch.npu.set_device(rank)
+    dist.all_reduce(torch.zeros(1, device="npu"))
+    name = dist.group.WORLD._get_backend(torch.device("npu")).get_hccl_comm_name(rank)
+    for seed, case in enumerate(cases_of(n, soc)):
+        round_trip(case, rank, n, name, seed)
+    wrong_calls(rank, n, name)
+    too_many(rank, n, name)
+
+
+@pytest.mark.parametrize(("n", "soc"), [(2, "A2"), (4, "A3")])
+def test_there_and_back(n, soc, monkeypatch):
+    monkeypatch.setenv("ASCEND_MOE_SOFTNPU_SOC", soc)
+    launch(n, everything, soc, backend="hccl")
