@@ -103,7 +103,7 @@ softnpu-engines: setup-dev softnpu $(VENV)/.vllm-ascend
 	@$(PY) -m pytest tests/softnpu_engines $(PYTEST_ARGS)
 
 softnpu-test: setup-dev softnpu
-	@$(PY) -m vllm_ascend_moe.softnpu run -- $(PY) -m pytest tests/softnpu $(PYTEST_ARGS)
+	@$(PY) -m vllm_ascend_moe.softnpu run -- $(PY) -m pytest tests/softnpu tests/e2e/npu $(PYTEST_ARGS)
 
 bench: setup-dev
 	@$(PY) benchmarks/bench_comm.py --backend fake

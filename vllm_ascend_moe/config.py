@@ -16,7 +16,7 @@ from vllm_ascend_moe.errors import ConfigError
 
 SECTION = "ascend_moe"
 CommName = Literal["auto", "padded_allgather", "all_to_all", "batched_all_to_all"]
-ExpertsName = Literal["auto", "native", "torch", "reference", "triton", "vllm"]
+ExpertsName = Literal["auto", "native", "torch", "reference", "triton", "npu", "vllm"]
 
 
 class AscendMoEConfig(BaseModel):

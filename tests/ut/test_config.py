@@ -32,7 +32,7 @@ def test_values_are_taken() -> None:
         ),
         (
             {"experts": "fast"},
-            ["additional_config.ascend_moe.experts = 'fast'", "'torch', 'reference', 'triton' or 'vllm'"],
+            ["additional_config.ascend_moe.experts = 'fast'", "'torch', 'reference', 'triton', 'npu' or 'vllm'"],
         ),
         ({"bind_cpus": "yes"}, ["additional_config.ascend_moe.bind_cpus = 'yes'", "boolean"]),
         ({"bind_cpus": 1}, ["additional_config.ascend_moe.bind_cpus = 1", "boolean"]),
