@@ -128,3 +128,19 @@ def test_the_device_describes_itself():
     held = torch.empty(64 << 20, dtype=torch.uint8, device="npu")
     assert torch.npu.mem_get_info()[0] <= free - held.numel()
     assert total == 4 << 30
+
+
+def test_private_formats_keep_their_values():
+    """The format is torch_npu's; the layout stays plain, so that any operator can read it."""
+    import torch_npu
+
+    torch.npu.config.allow_internal_format = True
+    try:
+        x = torch.randn(17, 40).bfloat16()
+        cast = torch_npu.npu_format_cast(x.npu(), 29)
+        assert int(torch_npu.get_npu_format(cast)) == 29
+        torch.testing.assert_close(cast.cpu(), x)
+        torch.testing.assert_close((cast @ cast.t()).cpu(), x @ x.t())
+        torch.testing.assert_close(torch_npu.npu_format_cast(cast, 2).cpu(), x)
+    finally:
+        torch.npu.config.allow_internal_format = False

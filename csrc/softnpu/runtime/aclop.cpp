@@ -1,4 +1,7 @@
-// The operator interface before aclnn: torch_npu describes an operator by name. None is emulated, and each says so.
+// The operator interface before aclnn: torch_npu describes an operator by name. All but casts between
+// formats fail with their name.
+#include <algorithm>
+#include <cstring>
 #include <vector>
 
 #include "acl/acl_op_compiler.h"
@@ -16,6 +19,19 @@ struct aclDataBuffer {
 };
 
 struct aclopAttr {};
+
+namespace {
+
+// Casts between formats are copies: a tensor of a private format keeps the plain layout here, at the start of its
+// (larger) storage.
+aclError copy(const char* name, const aclDataBuffer& from, const aclDataBuffer& to, aclrtStream stream) {
+  return softnpu::submit(stream, name, [from, to] {
+    std::memmove(to.data, from.data, std::min(from.bytes, to.bytes));
+    return ACL_SUCCESS;
+  });
+}
+
+}  // namespace
 
 extern "C" {
 
@@ -54,19 +70,24 @@ aclError aclopSetAttrListListInt(aclopAttr*, const char*, int, const int*, const
   return ACL_SUCCESS;
 }
 
-aclError aclopCompileAndExecute(const char* type, int, const aclTensorDesc* const[], const aclDataBuffer* const[], int,
-                                const aclTensorDesc* const[], aclDataBuffer* const[], const aclopAttr*, aclopEngineType,
-                                aclopCompileType, const char*, aclrtStream) {
-  return softnpu::fail(ACL_ERROR_OP_NOT_FOUND, std::string("operator ") + type +
-                                                   " is not emulated (torch_npu fell back from its aclnn "
-                                                   "function to the older interface; add aclnn" +
-                                                   type + " to csrc/softnpu/opapi)");
+aclError aclopCompileAndExecute(const char* type, int inputs, const aclTensorDesc* const[],
+                                const aclDataBuffer* const in[], int outputs, const aclTensorDesc* const[],
+                                aclDataBuffer* const out[], const aclopAttr*, aclopEngineType, aclopCompileType,
+                                const char*, aclrtStream stream) {
+  const std::string name = type;
+  if ((name == "Identity" || name == "TransData") && inputs >= 1 && outputs == 1) {
+    return copy(type, *in[0], *out[0], stream);
+  }
+  return softnpu::fail(ACL_ERROR_OP_NOT_FOUND,
+                       "operator " + name +
+                           " is not emulated (torch_npu fell back from its aclnn function to the "
+                           "older interface; add aclnn" +
+                           name + " to csrc/softnpu/opapi)");
 }
-aclError aclopCompileAndExecuteV2(const char* type, int, aclTensorDesc*[], aclDataBuffer*[], int, aclTensorDesc*[],
-                                  aclDataBuffer*[], aclopAttr*, aclopEngineType, aclopCompileType, const char*,
-                                  aclrtStream) {
-  return aclopCompileAndExecute(type, 0, nullptr, nullptr, 0, nullptr, nullptr, nullptr, ACL_ENGINE_SYS,
-                                ACL_COMPILE_SYS, nullptr, nullptr);
+aclError aclopCompileAndExecuteV2(const char* type, int inputs, aclTensorDesc* in_desc[], aclDataBuffer* in[],
+                                  int outputs, aclTensorDesc* out_desc[], aclDataBuffer* out[], aclopAttr* attr,
+                                  aclopEngineType engine, aclopCompileType flag, const char* path, aclrtStream stream) {
+  return aclopCompileAndExecute(type, inputs, in_desc, in, outputs, out_desc, out, attr, engine, flag, path, stream);
 }
 
 }  // extern "C"

@@ -110,6 +110,9 @@ aclError aclrtGetDeviceInfo(uint32_t, aclrtDevAttr attribute, int64_t* value) {
     case ACL_DEV_ATTR_VECTOR_CORE_NUM:
       *value = kVectorCores;
       return ACL_SUCCESS;
+    case ACL_DEV_ATTR_TOTAL_GLOBAL_MEM_SIZE:
+      *value = static_cast<int64_t>(settings().memory);
+      return ACL_SUCCESS;
     default:
       return fail(ACL_ERROR_INVALID_PARAM, "aclrtGetDeviceInfo: attribute " + std::to_string(attribute));
   }
