@@ -52,7 +52,7 @@ def register() -> None:
         return
     if _OPERATORS in sys.modules:
         install()
-    elif not any(isinstance(finder, _AfterImport) for finder in sys.meta_path):
+    elif not any(isinstance(finder, _AfterImport) and finder.then is install for finder in sys.meta_path):
         sys.meta_path.insert(0, _AfterImport(_OPERATORS, install))
 
 
@@ -73,7 +73,7 @@ class _AfterImport(MetaPathFinder):
     """Calls ``then`` once, when the module ``name`` has been imported by whoever needs it."""
 
     def __init__(self, name: str, then: Callable[[], None]) -> None:
-        self._name, self._then, self._looking = name, then, False
+        self._name, self.then, self._looking = name, then, False
 
     def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
         if fullname != self._name or self._looking:
@@ -91,7 +91,7 @@ class _AfterImport(MetaPathFinder):
             run(module)
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
-            self._then()
+            self.then()
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
