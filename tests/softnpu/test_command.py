@@ -1,0 +1,61 @@
+"""The command line, and activation in processes that it starts."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from vllm_ascend_moe.softnpu.info import operators
+from vllm_ascend_moe.softnpu.settings import VARIABLES, environment, folders
+
+
+def command(*arguments, **variables):
+    return subprocess.run(
+        [sys.executable, "-m", "vllm_ascend_moe.softnpu", *arguments],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@pytest.mark.parametrize("first", ["torch", "torch_npu"])
+def test_whatever_is_imported_first(first):
+    code = f"import {first}; import torch; print(torch.ones(2, device='npu').add(1).tolist())"
+    clean = {"ASCEND_MOE_SOFTNPU": "", "LD_LIBRARY_PATH": "", "PYTHONPATH": ""}
+    done = command("run", "--", sys.executable, "-c", code, **clean)
+    assert done.stdout.strip().endswith("[2.0, 2.0]"), done.stderr
+
+
+def test_nothing_is_loaded_where_it_is_not_on():
+    code = "import torch, sys; print('torch_npu' in sys.modules)"
+    clean = {**os.environ, "ASCEND_MOE_SOFTNPU": "", "LD_LIBRARY_PATH": "", "PYTHONPATH": ""}
+    done = subprocess.run([sys.executable, "-c", code], env=clean, capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "False"
+
+
+def test_mistakes_are_explained(tmp_path):
+    assert "run needs a command" in command("run").stderr
+    assert "cannot be run" in command("run", "--", str(tmp_path / "missing")).stderr
+    missing = command("run", "--", "true", ASCEND_MOE_SOFTNPU_HOME=str(tmp_path))
+    assert missing.returncode == 1
+    assert "is missing: run `python -m vllm_ascend_moe.softnpu build`" in missing.stderr
+
+
+def test_info_lists_what_is_emulated():
+    done = command("info")
+    assert done.returncode == 0
+    assert "  aclnnRmsNorm\n" in done.stdout
+    assert "HcclAllGatherV" in done.stdout
+    assert all(name in done.stdout for name in VARIABLES)
+    assert "aclnnRmsNorm" in operators(folders())
+
+
+def test_environment_keeps_what_was_there():
+    given = {"PYTHONPATH": "/mine", "LD_LIBRARY_PATH": "/libs", "OTHER": "x"}
+    made = environment(folders(given), given)
+    assert made["PYTHONPATH"].split(":")[1:] == ["/mine"]
+    assert made["LD_LIBRARY_PATH"].split(":")[1:] == ["/libs"]
+    assert made["OTHER"] == "x"
+    assert environment(folders(given), made) == made  # again is the same
