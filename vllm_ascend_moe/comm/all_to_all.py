@@ -6,6 +6,7 @@ Sent rows are in the order of their destination, then of their token; received o
 A layer costs three collectives (row counts, rows, and the rows' partial sums on the way back) and one host
 synchronisation (the counts, which size the other two). The counts also carry the size of a row, or that this rank
 refuses its inputs, so that ranks that do not fit together all raise, and none waits for rows that will not come.
+Of the layout a rank's own number of tokens is all that matters: what comes from others their counts say.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ class AllToAll:
         if scales is not None:
             columns.append(scales)
         form = RowFormat.of(columns)
-        send_counts, recv_counts = self._exchange_counts(plan.counts, form.row_bytes, layout)
+        send_counts, recv_counts = self._exchange_counts(plan.counts, form.row_bytes)
         wire = form.select(columns, plan.sources(sum(send_counts)))
         received = self._all_to_all("dispatch", wire, recv_counts, send_counts)
         views = form.views(received)
@@ -142,37 +143,27 @@ class AllToAll:
 
     # -- parts -------------------------------------------------------------------------------------------------
 
-    def _exchange_counts(
-        self, counts: torch.Tensor, row_bytes: int, layout: TokenLayout
-    ) -> tuple[list[int], list[int]]:
+    def _exchange_counts(self, counts: torch.Tensor, row_bytes: int) -> tuple[list[int], list[int]]:
         """Rows to and from each rank, on the host: the layer's one synchronisation."""
         form = row_bytes * _COUNT_LIMIT
         codes = counts + form
         received = self._all_to_all("exchange of row counts", codes)
         send_codes, recv_codes = torch.stack((codes, received)).tolist()
-        if min(recv_codes) < form or max(recv_codes) > form + layout.max_local_size:
-            self._raise_mismatch(recv_codes, row_bytes, layout)
+        if min(recv_codes) < form or max(recv_codes) >= form + _COUNT_LIMIT:
+            self._raise_mismatch(recv_codes, row_bytes)
         return [code - form for code in send_codes], [code - form for code in recv_codes]
 
-    def _raise_mismatch(self, codes: list[int], row_bytes: int, layout: TokenLayout) -> None:
+    def _raise_mismatch(self, codes: list[int], row_bytes: int) -> None:
         refused = [rank for rank, code in enumerate(codes) if code == _REFUSED]
         if refused:
             cause = f"ranks {refused} refused their inputs"
             raise CommError("all_to_all", "dispatch", group_label(self.group), cause)
         sizes = {rank: code // _COUNT_LIMIT for rank, code in enumerate(codes)}
-        other = {rank: size for rank, size in sizes.items() if size != row_bytes}
-        if other:
-            raise LayoutError(
-                "bytes of a row, by rank",
-                other,
-                f"{row_bytes}, as on this rank ({self.group.rank_in_group})",
-                "Dispatch the same hidden size, top-k and dtypes on every rank.",
-            )
         raise LayoutError(
-            "rows, by rank",
-            [code % _COUNT_LIMIT for code in codes],
-            f"at most max_local_size = {layout.max_local_size}",
-            "Build every rank's layout from the same token counts.",
+            "bytes of a row, by rank",
+            {rank: size for rank, size in sizes.items() if size != row_bytes},
+            f"{row_bytes}, as on this rank ({self.group.rank_in_group})",
+            "Dispatch the same hidden size, top-k and dtypes on every rank.",
         )
 
     def _refuse(self, device: torch.device) -> None:

@@ -374,20 +374,19 @@ def test_ranks_whose_rows_differ_all_say_so(change, message):
     assert "{0: " in messages[2]
 
 
-def test_ranks_whose_layouts_differ_say_so():
-    """Rank 1 has more tokens than rank 0 was told; every one of them comes to rank 0."""
+def test_what_a_rank_was_told_of_other_ranks_tokens_leaves_nobody_alone():
+    """Rank 1 has more tokens than ranks 0 and 2 were told, and all of them come to rank 0. A refusal by rank 0 alone
+    would leave the others waiting for its rows."""
 
     def body(rank, group):
-        given = inputs(TokenLayout.of([1, 1] if rank == 0 else [1, 4], rank))
+        given = inputs(TokenLayout.of([1, 4, 2] if rank == 1 else [1, 1, 2], rank))
         given["topk_ids"] = torch.zeros_like(given["topk_ids"])
-        if rank == 0:
-            with pytest.raises(LayoutError, match=r"rows, by rank = \[1, 4\]"):
-                linear(group).dispatch(**given)
-        else:
-            with pytest.raises(AssertionError):  # left alone in the next collective
-                linear(group).dispatch(**given)
+        comm = linear(group)
+        sent = comm.dispatch(**given)
+        assert sent.hidden.shape[0] == (7 if rank == 0 else 0)
+        assert_equal(comm.combine(sent.hidden, sent.handle), given["hidden"])
 
-    run_ranks(2, body)
+    run_ranks(3, body)
 
 
 def test_a_placement_of_another_group_is_refused_when_the_strategy_is_made():
