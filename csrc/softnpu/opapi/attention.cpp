@@ -127,26 +127,25 @@ void check(const AttentionCall& call) {
 void attend(const AttentionCall& call, const at::Tensor& out, const at::Tensor& lse) {
   const AttentionLayout layout(call);
   if (call.sparse_mode >= kLeftUp) check_triangle(call);
-  const bool paged = call.block_table.defined();
-  const auto view = [&](const at::Tensor& t, int64_t heads) { return heads_first(t, layout.in, heads); };
   const auto queries = query_spans(call, layout);
   const auto keys = kv_spans(call, layout, static_cast<int64_t>(queries.size()));
   const auto out_view = heads_first(out, layout.out, call.heads);
-  // [N, T] or [B, N, S]
-  const auto lse_view = !lse.defined() ? lse : layout.packed() ? lse.squeeze(-1).transpose(0, 1) : lse.squeeze(-1);
+  at::Tensor lse_view;  // [N, T] or [B, N, S]
+  if (call.want_lse) lse_view = layout.packed() ? lse.squeeze(-1).transpose(0, 1) : lse.squeeze(-1);
   for (size_t b = 0; b < queries.size(); ++b) {
+    if (queries[b].length == 0) continue;
+    const auto q = [&](const at::Tensor& t) {
+      return t.defined() ? tokens(heads_first(t, layout.in, call.heads), layout, b, queries[b]) : t;
+    };
     const auto kv = [&](const at::Tensor& t) {
       if (!t.defined()) return t;
-      return paged ? paged_tokens(call, t, b, keys[b].length) : tokens(view(t, call.kv_heads), layout, b, keys[b]);
+      if (call.block_table.defined()) return paged_tokens(call, t, b, keys[b].length);
+      return tokens(heads_first(t, layout.in, call.kv_heads), layout, b, keys[b]);
     };
-    const auto q = [&](const at::Tensor& t) {
-      return t.defined() ? tokens(view(t, call.heads), layout, b, queries[b]) : t;
-    };
-    if (queries[b].length == 0) continue;
     const Sequence sequence{with_rope(q(call.query), q(call.query_rope)), with_rope(kv(call.key), kv(call.key_rope)),
                             kv(call.value), hidden(call, b, queries[b].length, keys[b].length)};
     attend_one(call, sequence, tokens(out_view, layout, b, queries[b]),
-               lse.defined() ? tokens(lse_view, layout, b, queries[b]) : lse);
+               call.want_lse ? tokens(lse_view, layout, b, queries[b]) : lse_view);
   }
 }
 

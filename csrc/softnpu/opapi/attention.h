@@ -21,7 +21,7 @@ struct AttentionCall {
   int64_t pre_tokens, next_tokens;
   std::string layout;
   int64_t sparse_mode;
-  bool fix_masked_rows;
+  bool fix_masked_rows, want_lse;
   int64_t block_size;
 };
 
@@ -55,7 +55,7 @@ at::Tensor hidden(const AttentionCall& call, int64_t b, int64_t queries, int64_t
 // Checks that need no values of device memory.
 void check(const AttentionCall& call);
 
-// out and lse (log of the sum of exp of the scores, of each query and head; undefined where it is not wanted) in the
+// Writes `out` and, where it is wanted, `lse` (the log of the sum of exp of the scores, of each query and head), in the
 // layouts that torch_npu allots.
 void attend(const AttentionCall& call, const at::Tensor& out, const at::Tensor& lse);
 

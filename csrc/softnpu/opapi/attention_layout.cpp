@@ -98,7 +98,7 @@ at::Tensor paged_tokens(const AttentionCall& call, const at::Tensor& cache, int6
   const auto pages = cache.index_select(0, ids);
   at::Tensor all;  // [N, blocks, block_size, D]
   if (cache.dim() == 3) {
-    all = pages.view({blocks, call.block_size, call.kv_heads, -1}).permute({2, 0, 1, 3});
+    all = pages.view({blocks, call.block_size, call.kv_heads, cache.size(2) / call.kv_heads}).permute({2, 0, 1, 3});
   } else if (cache.dim() == 4) {
     all = pages.transpose(0, 1);
   } else {

@@ -28,11 +28,11 @@ def _rotary_embedding(
     rows = cos_sin_cache[positions.flatten()].float()  # raises on a position outside the cache
     cos, sin = rows.unsqueeze(1).chunk(2, dim=-1)  # [T, 1, half]
     for tensor in (query, key):
-        heads = tensor.view(rows.shape[0], -1, head_size)
-        x, y = _pairs(heads.float(), is_neox_style)
-        first, second = _pairs(heads, is_neox_style)
-        first.copy_(x * cos - y * sin)
-        second.copy_(y * cos + x * sin)
+        first, second = _pairs(tensor.view(rows.shape[0], tensor.shape[-1] // head_size, head_size), is_neox_style)
+        x, y = first.float(), second.float()
+        rotated = x * cos - y * sin, y * cos + x * sin  # both, before either is written
+        first.copy_(rotated[0])
+        second.copy_(rotated[1])
 
 
 def _pairs(heads: torch.Tensor, is_neox_style: bool) -> tuple[torch.Tensor, torch.Tensor]:
