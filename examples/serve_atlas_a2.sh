@@ -6,7 +6,7 @@
 #
 # Needs CANN, torch-npu, vLLM 0.23.0 and vllm-ascend 0.23.0 on the host. vllm-ascend brings the NPU platform, its kernels and
 # its MoE layers; this package replaces two of its operators and what reads their results by the padded forms (see
-# docs/architecture.md, "Beside vllm-ascend"; the log says what was replaced).
+# docs/vllm_ascend.md; the log says what was replaced).
 # Not run on hardware by this project yet: `make softnpu-engines` runs it on the soft NPU with a tiny model. Every flag is
 # explained so that it can be checked.
 set -euo pipefail
