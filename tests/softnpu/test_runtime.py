@@ -95,8 +95,8 @@ def test_memory_is_limited():
 
 
 def test_what_is_not_emulated_says_so():
-    with refused("aclrtMallocPhysical is not emulated"):
-        cann.call("aclrtMallocPhysical")
+    with refused("aclrtBinaryLoadFromData is not emulated"):
+        cann.call("aclrtBinaryLoadFromData")
     import torch_npu
 
     with pytest.raises(RuntimeError, match="aclnnFastGelu"):
@@ -140,6 +140,23 @@ except RuntimeError as error:
 """
     done = cann.run_python(code, PYTORCH_NO_NPU_MEMORY_CACHING="1")
     assert "use after free" in done.stdout, done.stderr
+
+
+def test_expandable_segments():
+    """Memory in pieces, as torch_npu maps it with expandable_segments."""
+    code = """
+import torch
+small = torch.ones(1 << 20, device="npu")
+large = torch.full((30 << 20,), 2.0, device="npu")  # over several pieces
+assert (large + 1).sum().item() == 3 * (30 << 20)
+del large
+torch.npu.empty_cache()
+again = torch.zeros(25 << 20, device="npu")
+print(all(segment["is_expandable"] for segment in torch.npu.memory_snapshot()))
+print(again.sum().item() + small.sum().item())
+"""
+    done = cann.run_python(code, PYTORCH_NPU_ALLOC_CONF="expandable_segments:True")
+    assert done.stdout.splitlines()[-2:] == ["True", str(float(1 << 20))], done.stderr
 
 
 ALLOCATE = """

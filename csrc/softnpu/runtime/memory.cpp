@@ -25,6 +25,7 @@ struct Allocation {
   uint64_t mapped;
   int32_t device;
   uint64_t serial;
+  bool piece = false;  // of a reserved range: goes on in the piece that begins where it ends
 };
 
 std::mutex mutex;
@@ -44,6 +45,23 @@ std::map<uintptr_t, Allocation>::iterator holding(std::map<uintptr_t, Allocation
   return address < next->first + next->second.mapped ? next : table.end();
 }
 
+// Where the memory that goes on from `a` ends.
+uintptr_t end_of(uintptr_t start, const Allocation& a) {
+  uintptr_t end = start + round_up(a.bytes, kAlignment);
+  if (!a.piece) return end;
+  for (auto next = live.find(end); next != live.end() && next->second.piece; next = live.find(end)) {
+    end += next->second.bytes;
+  }
+  return end;
+}
+
+aclError out_of_memory(int32_t device, uint64_t bytes) {
+  std::ostringstream out;
+  out << "out of memory on device " << device << ": " << bytes << " bytes asked for, " << used[device] << " of "
+      << settings().memory << " in use (ASCEND_MOE_SOFTNPU_MEMORY sets the size)";
+  return fail(ACL_ERROR_RT_MEMORY_ALLOCATION, out.str());
+}
+
 std::string describe(const Allocation& a, uintptr_t start) {
   std::ostringstream out;
   out << "allocation " << a.serial << " of device " << a.device << " (" << a.bytes << " bytes at 0x" << std::hex
@@ -59,7 +77,7 @@ int32_t owner(const void* pointer, uint64_t bytes, std::string* problem) {
   const auto found = holding(live, address);
   if (found != live.end()) {
     const Allocation& a = found->second;
-    if (address + bytes > found->first + round_up(a.bytes, kAlignment) && problem != nullptr) {
+    if (address + bytes > end_of(found->first, a) && problem != nullptr) {
       std::ostringstream out;
       out << "out of bounds: " << bytes << " bytes at offset " << address - found->first << " of "
           << describe(a, found->first);
@@ -82,12 +100,7 @@ aclError allocate(void** address, uint64_t bytes) {
   }
   const std::lock_guard<std::mutex> lock(mutex);
   const uint64_t size = round_up(bytes == 0 ? 1 : bytes, kAlignment);
-  if (used[device] + size > settings().memory) {
-    std::ostringstream out;
-    out << "out of memory on device " << device << ": " << size << " bytes asked for, " << used[device] << " of "
-        << settings().memory << " in use (ASCEND_MOE_SOFTNPU_MEMORY sets the size)";
-    return fail(ACL_ERROR_RT_MEMORY_ALLOCATION, out.str());
-  }
+  if (used[device] + size > settings().memory) return out_of_memory(device, size);
   const uint64_t mapped = round_up(size, kPage);
   void* start = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (start == MAP_FAILED) return fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "the host has no memory left");
@@ -118,6 +131,35 @@ aclError release(void* pointer) {
     freed_order.pop_front();
   }
   return ACL_SUCCESS;
+}
+
+aclError reserve_bytes(int32_t device, uint64_t bytes) {
+  if (next_allocation_fails()) {
+    return fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "out of memory by ASCEND_MOE_SOFTNPU_FAULTS");
+  }
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (used[device] + bytes > settings().memory) return out_of_memory(device, bytes);
+  used[device] += bytes;
+  return ACL_SUCCESS;
+}
+
+void return_bytes(int32_t device, uint64_t bytes) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  used[device] -= bytes;
+}
+
+void add_piece(void* start, uint64_t bytes, int32_t device) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  live[reinterpret_cast<uintptr_t>(start)] = Allocation{bytes, bytes, device, ++allocations, true};
+}
+
+uint64_t remove_piece(void* start) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto found = live.find(reinterpret_cast<uintptr_t>(start));
+  if (found == live.end() || !found->second.piece) return 0;
+  const uint64_t bytes = found->second.bytes;
+  live.erase(found);
+  return bytes;
 }
 
 }  // namespace softnpu

@@ -43,6 +43,12 @@ aclError refuse_in_capture(const char* name);
 // Ends the part of every stream in the capture into `graph`.
 void leave_capture(const std::shared_ptr<Graph>& graph);
 
+// Memory of a device by pieces (virtual_memory.cpp): its account, and what is mapped where.
+aclError reserve_bytes(int32_t device, uint64_t bytes);
+void return_bytes(int32_t device, uint64_t bytes);
+void add_piece(void* start, uint64_t bytes, int32_t device);
+uint64_t remove_piece(void* start);  // its bytes; 0: none begins there
+
 bool peers_enabled(int32_t device, int32_t peer);
 
 }  // namespace softnpu
