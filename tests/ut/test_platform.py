@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 
 import pytest
 
@@ -73,11 +74,29 @@ def test_yields_to_vllm_ascend_whatever_vllm_it_runs_on(installed) -> None:
     assert register_platform() is None
 
 
-def test_npu_host_without_vllm_ascend_is_told_what_to_install(installed, caplog: pytest.LogCaptureFixture) -> None:
-    installed(found=("torch_npu",), vllm="0.32.0")
+@pytest.mark.parametrize("version", ["0.32.0", "0.23.0"])
+def test_torch_npu_without_vllm_ascend_is_told_what_to_install(
+    version: str, installed, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also with a vLLM that only vllm-ascend needs: it is not this plugin's place to refuse it."""
+    installed(found=("torch_npu",), vllm=version)
     with caplog.at_level(logging.WARNING, logger="vllm.ascend_moe"):
         assert register_platform() is None
-    assert "Install vllm-ascend" in caplog.text
+    assert "(torch_npu is installed), but vllm-ascend is not installed" in caplog.text
+    assert "pip install torch-npu vllm-ascend" in caplog.text
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_an_npu_without_torch_npu_is_told_so_and_the_cpu_is_used(
+    there: bool, installed, host, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(platform, "NPU_DEVICE", tmp_path if there else tmp_path / "no")
+    installed(vllm="0.32.0")
+    host(cpu=_CPU)
+    with caplog.at_level(logging.WARNING, logger="vllm.ascend_moe"):
+        assert register_platform() == platform.CPU_PLATFORM
+    said = "torch_npu and vllm-ascend are not installed" in caplog.text
+    assert said == there
 
 
 def test_switched_off(installed, monkeypatch: pytest.MonkeyPatch) -> None:
