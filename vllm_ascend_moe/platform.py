@@ -96,3 +96,17 @@ def _npu_without_vllm_ascend(sign: str, missing: str) -> str:
         "your vLLM version (they bear the same number): pip install torch-npu vllm-ascend. This plugin then leaves "
         "platform and layers to vllm-ascend. To run on the CPU instead, use an environment without torch_npu."
     )
+
+
+def _host_platform() -> str | None:
+    from vllm.platforms import builtin_platform_plugins
+
+    from vllm_ascend_moe.vllm_alias import provide_vllm_distribution
+
+    provide_vllm_distribution()
+
+    found = {name: detect() for name, detect in builtin_platform_plugins.items()}
+    active = {name: cls for name, cls in found.items() if cls is not None}
+    if set(active) != {"cpu"}:
+        return None
+    return ZEN_PLATFORM if "zen" in active["cpu"].lower() else CPU_PLATFORM
