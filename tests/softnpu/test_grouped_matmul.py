@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch_npu
+from aclnn import aclnn
 
 SIZES = [3, 0, 5, 1]
 E, K, N = len(SIZES), 12, 10
@@ -106,6 +107,39 @@ def test_groups_of_the_inner_dimension():
     (y,) = torch_npu.npu_grouped_matmul([x.npu().t()], npu([w]), group_list=groups, split_item=3, group_type=2)
     parts = zip(x.split(sizes), w.split(sizes), strict=True)
     torch.testing.assert_close(y.cpu(), torch.stack([a.double().t() @ b.double() for a, b in parts]).bfloat16())
+
+
+def test_key_value_counts_of_init_routing():
+    """What init_routing does not write after the last pair is not read."""
+    x, w, ids = (
+        torch.randn(6, K).bfloat16(),
+        torch.randn(64, K, N).bfloat16(),
+        torch.tensor([[7], [9], [7], [8], [9], [9]]),
+    )
+    rows, _, pairs, _ = torch_npu.npu_moe_init_routing_v2(
+        x.npu(),
+        ids.int().npu(),
+        active_num=6,
+        expert_num=64,
+        expert_tokens_num_type=2,
+        expert_tokens_num_flag=True,
+        active_expert_range=[7, 10],
+    )
+    assert pairs[4:].eq(pairs[5, 0]).all()  # the mark of what is not written
+    (y,) = torch_npu.npu_grouped_matmul(
+        [rows], npu([w]), group_list=pairs, split_item=2, group_type=0, group_list_type=2
+    )
+    order = [0, 2, 3, 1, 4, 5]
+    wanted = torch.stack([x[t].double() @ w[ids[t, 0]].double() for t in order])
+    torch.testing.assert_close(y.cpu(), wanted.bfloat16())
+
+
+def test_version_4():
+    x, w, y = torch.randn(9, K).half(), torch.randn(E, K, N).half(), torch.empty(9, N).half().npu()
+    absent = [None] * 6
+    groups = group_list(1).npu()
+    aclnn("aclnnGroupedMatmulV4", npu([x]), npu([w]), *absent, groups, None, None, None, 2, 0, 1, 0, [y], None, None)
+    torch.testing.assert_close(y.cpu(), reference(x, w, None).half())
 
 
 def int8(*shape: int) -> torch.Tensor:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch_npu
+from aclnn import aclnn
 
 INT_MARK = -1431655766  # 0xAAAAAAAA: an int32 that the operator did not write
 
@@ -224,6 +225,35 @@ def test_version_1(tokens, k, active, dtype):
     assert expanded_experts.tolist() == [ids.flatten()[p].item() for p in order]
     assert expanded_row_idx.tolist() == [rows.index(r) for r in range(tokens * k)]
     assert torch.equal(out.cpu(), x[[r % tokens for r in rows[: min(tokens, active) * k]]])
+
+
+@pytest.mark.parametrize("flag", [0, 1, 2])
+@pytest.mark.parametrize(("tokens", "active"), [(5, 0), (5, 7), (0, 0)])
+def test_version_2(tokens, active, flag):
+    k, experts = 2, 4
+    ids, x = ids_of("random", tokens, k, experts), torch.randn(tokens, 6).bfloat16()
+    rows = min(active or tokens * k, tokens * k)
+    out, row_idx = torch.empty(rows, 6).bfloat16().npu(), torch.empty(tokens * k, dtype=torch.int32).npu()
+    counts, before = torch.zeros(experts, dtype=torch.int32).npu(), torch.zeros(experts, dtype=torch.int32).npu()
+    aclnn("aclnnMoeInitRoutingV2", x.npu(), ids.npu(), active, 0, experts, 0, flag, False, out, row_idx, counts, before)
+    groups = by_expert(ids, 0, experts)
+    order = [p for group in groups for p in group]
+    assert torch.equal(out.cpu(), x[[p // k for p in order[:rows]]])
+    assert row_idx.tolist() == [order.index(p) for p in range(tokens * k)]
+    single = torch.tensor([len(g) for g in groups])
+    wanted = [torch.full((experts,), INT_MARK), single.cumsum(0), single][flag]
+    assert counts.tolist() == wanted.tolist()
+
+
+def test_version_2_drops_and_pads():
+    ids = torch.tensor([[0, 2], [0, 2], [2, 0], [0, 1]], dtype=torch.int32)
+    x = torch.arange(1.0, 5.0)[:, None].expand(4, 3).contiguous()
+    out, row_idx = torch.empty(3, 2, 3).npu(), torch.empty(8, dtype=torch.int32).npu()
+    before = torch.empty(3, dtype=torch.int32).npu()
+    aclnn("aclnnMoeInitRoutingV2", x.npu(), ids.npu(), 0, 2, 3, 1, 0, True, out, row_idx, None, before)
+    assert out[:, :, 0].tolist() == [[1, 2], [4, 0], [1, 2]]
+    assert row_idx.tolist() == [0, 4, 1, 5, -1, -1, -1, 2]
+    assert before.tolist() == [4, 1, 3]
 
 
 def call(**changed):
