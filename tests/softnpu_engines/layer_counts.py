@@ -1,7 +1,7 @@
 """What prepare and finalize of one MoE layer submit, with vllm-ascend's functions and with ours, by number of DP ranks.
 
-Run by test_counts.py on the soft NPU; prints a JSON line a case. One process: collectives are stand-ins that are counted
-and left out of the launches, everything else is vllm-ascend's code on real NPU tensors. Engines are counted by
+Run by test_counts.py on the soft NPU; prints a JSON line a case. One process: collectives are stand-ins, counted and
+left out of the launches; everything else is the code of vllm-ascend on real NPU tensors. Engines are counted by
 test_engines.py; this shows how counts grow.
 """
 

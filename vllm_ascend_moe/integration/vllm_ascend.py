@@ -28,9 +28,11 @@ KNOWN_DEVICES = ("A2", "A3")
 
 # Importing it registers vllm-ascend's operators.
 _OPERATORS = "vllm_ascend.ops"
+_RUNNER = "vllm_ascend.worker.model_runner_v1"
 _DISPATCH_KEYS = ("PrivateUse1", "CPU", "CUDA")
 # Registrations live as long as their Library objects.
 _libraries: list[Any] = []
+_runners: list[type] = []
 
 
 def register() -> None:
@@ -50,10 +52,15 @@ def register() -> None:
             " and ".join(KNOWN_VLLM),
         )
         return
-    if _OPERATORS in sys.modules:
-        install()
-    elif not any(isinstance(finder, _AfterImport) and finder.then is install for finder in sys.meta_path):
-        sys.meta_path.insert(0, _AfterImport(_OPERATORS, install))
+    _when_imported(_OPERATORS, install)
+    _when_imported(_RUNNER, install_counts)
+
+
+def _when_imported(module: str, then: Callable[[], None]) -> None:
+    if module in sys.modules:
+        then()
+    elif not any(isinstance(finder, _AfterImport) and finder.then is then for finder in sys.meta_path):
+        sys.meta_path.insert(0, _AfterImport(module, then))
 
 
 def _unknown_version() -> str | None:
@@ -133,6 +140,16 @@ def install() -> None:
         version("vllm-ascend"),
         ", ".join(name for _, name, _ in replaced),
     )
+
+
+def install_counts() -> None:
+    """Keeps the true token counts of the DP ranks, once per process, so that pad rows can be told from tokens."""
+    from vllm_ascend_moe.integration.vllm_ascend_counts import keep_counts
+
+    runner = sys.modules[_RUNNER].NPUModelRunner
+    if runner not in _runners:
+        _runners.append(runner)
+        keep_counts(runner)
 
 
 def _register(library: Any, padded: ModuleType) -> None:

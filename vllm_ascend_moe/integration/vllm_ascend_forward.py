@@ -20,6 +20,7 @@ from vllm_ascend.ascend_forward_context import _EXTRA_CTX
 from vllm_ascend.utils import enable_sp_by_pass
 
 from vllm_ascend_moe.errors import LayoutError
+from vllm_ascend_moe.integration.vllm_ascend_counts import tokens_across_dp
 from vllm_ascend_moe.layout import TokenLayout
 
 # Key in vLLM's ForwardContext.additional_kwargs.
@@ -100,10 +101,15 @@ def padded_forward() -> PaddedForward | None:
     made = context.additional_kwargs.get(PADDED_FORWARD_KEY)
     # A draft model may run in the same context with other counts.
     if made is None or made.dp_metadata is not metadata or made.padded_length != padded_length:
-        layout = make_layout(metadata.num_tokens_across_dp_cpu.tolist(), padded_length)
-        made = PaddedForward(layout, padded_length, metadata)
+        made = PaddedForward(true_layout(metadata.num_tokens_across_dp_cpu, padded_length), padded_length, metadata)
         context.additional_kwargs[PADDED_FORWARD_KEY] = made
     return made
+
+
+def true_layout(reported: torch.Tensor, padded_length: int) -> TokenLayout:
+    """The layout of the true counts where they are known (see ``vllm_ascend_counts``), else of those reported."""
+    tp_size = get_ep_group().world_size // (get_dp_group().world_size * get_pcp_group().world_size)
+    return make_layout(tokens_across_dp(reported, padded_length, max(tp_size, 1)), padded_length)
 
 
 def make_layout(counts: list[int], padded_length: int) -> TokenLayout:

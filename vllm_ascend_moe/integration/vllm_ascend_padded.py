@@ -32,7 +32,7 @@ from vllm_ascend.ops.fused_moe.prepare_finalize import PrepareAndFinalizeWithAll
 from vllm_ascend.ops.fused_moe.token_dispatcher import TokenDispatcherWithAllGather
 
 from vllm_ascend_moe.errors import LayoutError
-from vllm_ascend_moe.integration.vllm_ascend_forward import is_padded, padded_forward
+from vllm_ascend_moe.integration.vllm_ascend_forward import is_padded, make_layout, padded_forward
 
 # vllm-ascend's own, as they were when this module was imported.
 _gather = their_ops._maybe_all_gather_and_maybe_unpad_impl
@@ -140,11 +140,12 @@ def gather_input_ids(self: Any, input_ids: torch.Tensor) -> torch.Tensor:
 
 
 def capture(self: Any, layer_id: int, topk_ids: torch.Tensor) -> None:
-    """Records the experts of tokens only, in the order the capturer expects: DP rank by DP rank."""
+    """Records the rows that the capturer expects: those of the metadata's counts, DP rank by DP rank."""
     forward = padded_forward()
     if forward is not None and _EXTRA_CTX.moe_comm_type == MoECommType.ALLGATHER:
         forward.check_gathered(topk_ids)
-        topk_ids = topk_ids[forward.layout.valid_rows(topk_ids.device)]
+        reported = make_layout(forward.dp_metadata.num_tokens_across_dp_cpu.tolist(), forward.padded_length)
+        topk_ids = topk_ids[reported.valid_rows(topk_ids.device)]
     _capture(self, layer_id, topk_ids)
 
 

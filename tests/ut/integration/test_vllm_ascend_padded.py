@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from vllm_ascend_moe.errors import LayoutError
 from vllm_ascend_moe.integration.vllm_ascend import _replacements
+from vllm_ascend_moe.integration.vllm_ascend_counts import keep_counts, tokens_across_dp
 from vllm_ascend_moe.testing.fake_group import RankGroups, run_topology
 
 H, E_L, K = 4, 2, 2
@@ -263,6 +264,14 @@ def test_record_of_routed_experts_has_tokens_only(installed: Modules, monkeypatc
     case.run(body, moe_comm_type=MoECommType.ALLGATHER)
     assert all(torch.equal(rows, ids[[0, 1, 2, 4]]) for rows in recorded)
     recorded.clear()
+    # The capturer goes by the metadata, which may count pad rows as tokens.
+    case.run(
+        body,
+        moe_comm_type=MoECommType.ALLGATHER,
+        dp_metadata=SimpleNamespace(num_tokens_across_dp_cpu=_agreed([4, 2], allow_dp_padding=True)),
+    )
+    assert all(torch.equal(rows, ids) for rows in recorded)
+    recorded.clear()
     # Other strategies record this rank's own rows.
     case.run(body, moe_comm_type=MoECommType.MC2)
     assert all(torch.equal(rows, ids) for rows in recorded)
@@ -398,6 +407,59 @@ def test_wrong_rows_are_refused_before_the_collective(what: str, installed: Modu
 
     with pytest.raises(LayoutError, match=r"x.shape\[0\] = 3, but it must be .*max_local_size = [28]"):
         case.run(body)
+
+
+def _agreed(counts: list[int], *, allow_dp_padding: bool, is_draft_model: bool = False, skipped: bool = False) -> Any:
+    """What a model runner with vllm-ascend's signature, wrapped by us, returns as token counts."""
+
+    class Runner:
+        def _sync_metadata_across_dp(
+            self,
+            num_tokens: int,
+            is_draft_model: bool = False,
+            cudagraph_mode: str = "NONE",
+            allow_dp_padding: bool = False,
+        ) -> tuple[int, torch.Tensor | None, str]:
+            if skipped:
+                return num_tokens, None, cudagraph_mode
+            agreed = [max(counts)] * len(counts) if allow_dp_padding or is_draft_model else counts
+            return max(counts), torch.tensor(agreed, dtype=torch.int32), cudagraph_mode
+
+    plain, wrapped = Runner(), type("Wrapped", (Runner,), {})
+    keep_counts(wrapped)
+    arguments = {"num_tokens": counts[0], "is_draft_model": is_draft_model, "cudagraph_mode": "mode"}
+    results = [
+        runner._sync_metadata_across_dp(**arguments, allow_dp_padding=allow_dp_padding) for runner in (plain, wrapped())
+    ]
+    assert str(results[0]) == str(results[1])
+    return results[1][1]
+
+
+def test_pad_rows_that_vllm_ascend_counts_as_tokens_cost_nothing_either(installed: Modules) -> None:
+    """With sequence parallelism every DP rank is said to have the largest count; the true ones come from before it."""
+    for true in ([6, 2], [2, 6, 0], [4, 4]):
+        reported = _agreed(true, allow_dp_padding=True)
+        assert reported.tolist() == [max(true)] * len(true)
+        case, said = Case(tuple(true), tp=2), SimpleNamespace(num_tokens_across_dp_cpu=reported)
+
+        def body(groups, dp, pcp, tp, case=case):
+            _, rows = layer(installed, case, groups, shard(case, dp, pcp, tp))
+            return rows, installed.forward.padded_forward().layout.num_tokens
+
+        results = case.run(body, dp_metadata=said)
+        assert sum(rows for rows, _ in results) == sum(true) * K
+        assert {tokens for _, tokens in results} == {sum(true)}
+
+
+def test_counts_as_reported_where_the_true_ones_do_not_fit(installed: Modules) -> None:
+    """A graph's size or a dummy run makes all ranks larger than any true count; drafts and TP-only steps keep none."""
+    reported = _agreed([6, 2], allow_dp_padding=True)
+    assert tokens_across_dp(reported, 6, 2) == [6, 2]
+    reported[:] = 8
+    assert tokens_across_dp(reported, 8, 2) == [8, 8]
+    assert tokens_across_dp(_agreed([6, 2], allow_dp_padding=False), 6, 2) == [6, 2]
+    assert tokens_across_dp(_agreed([6, 2], allow_dp_padding=True, is_draft_model=True), 6, 2) == [6, 6]
+    assert _agreed([6, 2], allow_dp_padding=True, skipped=True) is None
 
 
 @pytest.mark.parametrize("padded_length", [3, 2], ids=["not-a-multiple-of-tp", "too-short"])
