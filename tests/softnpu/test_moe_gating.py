@@ -33,7 +33,7 @@ def gate(row, bias, k, k_group, group_count, mode, renorm, norm_type, factor, ep
 def test_top_k(dtype, groups, norm_type, renorm, with_bias):
     k_group, group_count, mode = groups
     x = torch.randn(5, 48).to(dtype)
-    bias = torch.randn(48).to(dtype) if with_bias else None
+    bias = (torch.randn(48) - 4).to(dtype) if with_bias else None  # negative scores
     y, ids, out = torch_npu.npu_moe_gating_top_k(
         x.npu(),
         6,

@@ -143,6 +143,8 @@ def test_finalize_and_re_routing_refuse():
     x, idx = torch.randn(4, 3).npu(), torch.tensor([0, 1, 2, 4]).int().npu()
     with pytest.raises(RuntimeError, match=r"aclnnMoeFinalizeRoutingV4.*expanded_src_to_dst_row has values"):
         torch_npu.npu_moe_finalize_routing(x, None, None, None, None, idx, None, 2)
+    with pytest.raises(RuntimeError, match=r"expanded_src_to_dst_row has values from -1"):
+        torch_npu.npu_moe_finalize_routing(x, None, None, None, None, idx - 1, None, 2)
     with pytest.raises(RuntimeError, match=r"aclnnMoeFinalizeRoutingV4: skip2 without skip1"):
         torch_npu.npu_moe_finalize_routing(x, None, x, None, None, idx, None, 2)
     with pytest.raises(RuntimeError, match=r"adds up to 3, there are 4 tokens"):
