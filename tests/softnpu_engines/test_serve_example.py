@@ -1,4 +1,4 @@
-"""examples/serve_atlas_a2.sh as it is, on the soft NPU with a tiny DeepSeek-V3: it starts, answers over HTTP and stops."""
+"""examples/serve_atlas_a2.sh as it is, on the soft NPU with a tiny DeepSeek-V3: starts, answers over HTTP, stops."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -79,8 +80,6 @@ def test_the_a2_example_serves(model_path: Callable[[str], str], tmp_path: Path)
         process.send_signal(signal.SIGINT)
         process.wait(120)
     finally:
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
     assert "replaced in vllm-ascend 0.23.0.post1" in log.read_text()
