@@ -147,8 +147,8 @@ def _choose(
         )
     if len(possible) == 1:
         return possible[0], "only choice", "no other strategy is possible"
-    handicap = {name: costs[name] * (1 if name == "padded_allgather" else 1 + MARGIN) for name in possible}
-    best = min(possible, key=handicap.__getitem__)
+    favoured = {name: costs[name] * (1 - MARGIN if name == "padded_allgather" else 1) for name in possible}
+    best = min(possible, key=favoured.__getitem__)
     return best, "cheapest", f"{costs[best]:.0f} us by the cost model on {situation.link.name}"
 
 
