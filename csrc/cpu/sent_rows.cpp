@@ -108,7 +108,7 @@ at::Tensor pack_rows(at::TensorList tensors, const at::Tensor& sources, at::IntA
     const at::Tensor x = tensors[c].contiguous();
     const int64_t available = x.size(0), start = starts[c];
     const int64_t bytes = available > 0 ? static_cast<int64_t>(x.nbytes()) / available : 0;
-    TORCH_CHECK_VALUE(start >= 0 && start + bytes <= row_bytes, "column ", c, " does not fit a row of ", row_bytes);
+    TORCH_CHECK_VALUE(start >= 0 && start <= row_bytes - bytes, "column ", c, " does not fit a row of ", row_bytes);
     const char* from = static_cast<const char*>(x.const_data_ptr());
     at::parallel_for(
         0, rows, std::max<int64_t>(1, kSerialBytes / std::max<int64_t>(1, bytes)), [&](int64_t first, int64_t last) {

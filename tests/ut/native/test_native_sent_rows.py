@@ -91,6 +91,11 @@ def test_rows_of_bytes_are_read_back_in_place(dtype, shape):
         pytest.param(
             lambda: OPS.pack_rows([torch.zeros(2, 4)], torch.tensor([0]), [4], 16), ValueError, id="past the row"
         ),
+        pytest.param(
+            lambda: OPS.pack_rows([torch.zeros(2, 4)], torch.empty(0).long(), [2**63 - 1], 16),
+            ValueError,
+            id="so far past the row that the sum overflows",
+        ),
         pytest.param(lambda: OPS.pack_rows([], torch.tensor([0]), [], 16), ValueError, id="nothing to pack"),
     ],
 )
