@@ -19,6 +19,7 @@ from exchange_cases import Case, Tokens
 from marked_rows import padded, rows
 
 from vllm_ascend_moe.comm.base import ActivationFormat, Dispatched, TokenComm
+from vllm_ascend_moe.comm.mc2 import MC2
 from vllm_ascend_moe.comm.payload import quantize_tokens
 from vllm_ascend_moe.errors import AscendMoEError
 from vllm_ascend_moe.experts.base import ExpertWeights
@@ -118,6 +119,48 @@ def check_layer(comm: OnNpu, case: Case, rank: int, *, quantized: bool = False) 
     assert out.dtype == case.dtype
     assert_close(out, dense, bound=W8A8_BOUND if quantized else None)
     assert_equal(out[nowhere], torch.zeros_like(out[nowhere]), what="tokens routed nowhere")
+
+
+# -- fused dispatch and combine ------------------------------------------------------------------------------------
+
+
+def mc2_layer(case: Case, rank: int, group: TorchGroup, *, quantize: bool) -> str:
+    """As check_layer, with the strategy that only NPUs have; W8A8 where tokens are quantised."""
+    tokens, everyone = Tokens.of(case, rank), exchange_checks.MlpExperts(case).all
+    weights: ExpertWeights = ScaledExpertWeights.quantize(everyone) if quantize else everyone
+    dense = weights.dequantize() if isinstance(weights, ScaledExpertWeights) else weights
+    placement = case.placed()
+    sizes = {"hidden_size": case.hidden_size, "top_k": case.top_k, "max_tokens": max(1, *case.sizes)}
+    comm = MC2(group, placement, quantize=quantize, **sizes)
+    given = tokens.hidden.npu(), tokens.weights.npu(), tokens.ids.npu()
+    sent = comm.dispatch(*given, num_experts=case.num_experts, layout=tokens.layout)
+    here = placement.experts_of(rank)
+    kept = {f.name: getattr(weights, f.name) for f in fields(weights)}
+    mine: ExpertWeights = on("npu", type(weights)(**{k: x if x is None else x[here] for k, x in kept.items()}))
+    out = torch.empty(sent.hidden.shape, dtype=case.dtype, device="npu")
+    routing = sent.topk_weights, sent.topk_ids
+    expert_map = placement.expert_map(rank).npu()
+    y = NpuExperts().apply(sent.hidden, *routing, mine, expert_map=expert_map, scales=sent.scales, out=out)
+    back = comm.combine(y, sent.handle).cpu()
+    assert back.dtype == case.dtype
+    wanted = ReferenceExperts().apply(tokens.hidden.double(), tokens.weights.double(), tokens.ids, dense)
+    assert_close(back, wanted, bound=W8A8_BOUND if quantize else None)
+    nowhere = tokens.nowhere(case.num_experts)
+    assert_equal(back[nowhere], torch.zeros_like(back[nowhere]), what="tokens routed nowhere")
+    return "ok"
+
+
+def run_mc2(rank: int, ranks: int, cases: dict[str, Case]) -> dict[str, str]:
+    """By case "ok", or what is wrong."""
+    torch.npu.set_device(rank)
+    group, report = TorchGroup(dist.new_group(list(range(ranks)))), {}  # of its own, as the operators want
+    for name, case in cases.items():
+        for quantize in (False, True):
+            try:
+                report[f"{name}, {'int8' if quantize else '16 bits'}"] = mc2_layer(case, rank, group, quantize=quantize)
+            except (AssertionError, AscendMoEError) as error:
+                report[f"{name}, {'int8' if quantize else '16 bits'}"] = f"{case}: {error}"
+    return report
 
 
 # -- a process -------------------------------------------------------------------------------------------------
