@@ -62,7 +62,8 @@ class AllToAll:
         group: the ranks; see :func:`~vllm_ascend_moe.ops.exchange.all_to_all`.
         placement: where experts live; the same on every rank.
         exact: as for the other strategies, and without effect here: partial sums are always added in fp32, in the order
-            of ranks, and rounded once, so that results are those of every exact strategy bit for bit.
+            of ranks, and rounded once, so that results are those of every exact strategy bit for bit (of the batched
+            one given fp32 expert outputs).
 
     Raises:
         PlacementError: a placement of another number of ranks.

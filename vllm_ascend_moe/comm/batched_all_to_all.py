@@ -58,6 +58,10 @@ class BatchedAllToAll:
     Experts get unweighted work: ``combine`` weights their outputs. Where the router's weight multiplies the input
     instead, dispatch weights of 1.
 
+    Errors: one that follows from the layout (more tokens than C) every rank raises, before anything is sent. Other
+    wrong inputs are an error on the rank that has them alone: the others wait for it in their collective until that
+    fails or its timeout ends it.
+
     Args:
         group: the ranks.
         placement: which rank holds which expert, the same on every rank.
