@@ -27,10 +27,12 @@ def local_sizes(tokens: Sequence[int], ranks: int) -> tuple[int, ...]:
     """T_r of every rank: as given, or one count for each of ``ranks`` ranks.
 
     Raises:
-        LayoutError: a count below 0. InvalidValueError: fewer than 1 rank.
+        LayoutError: a count below 0. InvalidValueError: fewer than 1 rank, or another number of ranks than of counts.
     """
     if ranks < 1:
         raise InvalidValueError("ranks", ranks, "1 or more", "Pass the size of the group.")
+    if len(tokens) > 1 and ranks not in (1, len(tokens)):
+        raise InvalidValueError("ranks", ranks, f"{len(tokens)}, as many as counts", "Pass one count for all, or each.")
     return TokenLayout.of(list(tokens) * ranks if len(tokens) == 1 else tokens, 0).local_sizes
 
 

@@ -78,6 +78,7 @@ def test_without_a_capacity_there_is_nothing_to_price(capsys: pytest.CaptureFixt
         (["--tokens", "5", "2", "--capacity", "4", "--comm", "batched_all_to_all"], "error: max(local_sizes) = 5"),
         (["--tokens", "5", "-1"], "error: local_sizes[1] = -1"),
         (["--tokens", "5", "--ranks", "0"], "error: ranks = 0"),
+        (["--tokens", "5", "2", "--ranks", "3"], "error: ranks = 3, but it must be 2"),
     ],
 )
 def test_faults_are_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
