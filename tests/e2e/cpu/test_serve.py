@@ -45,10 +45,10 @@ def check_burst(server: Server, expected: list[list[int]]) -> None:
 def test_serves_many_uneven_requests_then_one_in_flat_memory_then_stops(
     comm: str, serve: Callable[..., Server], single_engine: Callable[[str, str], list[Generated]], tmp_path: Path
 ) -> None:
-    results = single_engine("qwen3_moe", "float32")
-    assert min(margin for result in results for margin in result.margins) > 1e-3, "choose other prompts"
-    expected = [result.tokens for result in results]
-    trace, uneven = tmp_path / "trace", make_requests(0)
+    results, uneven = single_engine("qwen3_moe", "float32"), make_requests(0)
+    # In which steps requests meet is chance, and with it the order of some sums.
+    assert min(margin for result in results[len(uneven) :] for margin in result.margins) > 1e-3, "choose other prompts"
+    expected, trace = [result.tokens for result in results], tmp_path / "trace"
     server = serve(comm=comm, ASCEND_MOE_TRACE=str(trace))
     server.wait_until_ready()
     check_burst(server, expected[len(uneven) :])
@@ -100,7 +100,7 @@ def test_two_servers_behind_an_external_load_balancer(
         server.wait_until_ready()
     with ThreadPoolExecutor(len(uneven)) as pool:
         answers = list(pool.map(lambda i: servers[i % 2].complete(uneven[i]), range(len(uneven))))
-    assert answers == expected
+    assert answers == expected[: len(uneven)]
     assert servers[1].complete(uneven[2]) == expected[2]
     # Together: a rank that waits for a peer which is gone could not finish.
     with ThreadPoolExecutor(2) as pool:
