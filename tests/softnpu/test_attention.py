@@ -188,6 +188,31 @@ def test_sink():
     check((out.cpu(), lse.cpu()), expected(q, k, v, 0.3, causal, sink))
 
 
+def test_into_given_outputs():
+    """As graphs are captured: the workspace is asked for first, and the outputs are there."""
+    q, k, v = (sequences((2, 3), heads, 16) for heads in (4, 2, 2))
+    tensors = [torch.cat(t).npu() for t in (q, k, v)]
+    out, lse = torch.empty(5, 4, 16).bfloat16().npu(), torch.empty(5, 4, 1).npu()
+    one = {"num_heads": 4, "scale": 0.3, "actual_seq_lengths": ends(q), "actual_seq_lengths_kv": ends(k)}
+    two = {"num_query_heads": 4, "softmax_scale": 0.3, "actual_seq_qlen": ends(q), "actual_seq_kvlen": ends(k)}
+    both = {"num_key_value_heads": 2, "input_layout": "TND", "sparse_mode": 3, "atten_mask": TRIANGLE.npu()}
+    for operator, get_workspace, arguments in (
+        (
+            torch_npu.npu_fused_infer_attention_score,
+            torch_npu._npu_fused_infer_attention_score_get_max_workspace,
+            {**one, **both, "softmax_lse_flag": True},
+        ),
+        (
+            torch_npu.npu_fused_infer_attention_score_v2,
+            torch_npu._npu_fused_infer_attention_score_v2_get_max_workspace,
+            {**two, **both, "return_softmax_lse": True},
+        ),
+    ):
+        workspace = get_workspace(*tensors, **arguments)
+        operator.out(*tensors, **arguments, workspace=workspace, out=[out.fill_(7), lse.fill_(7)])
+        check((out.cpu(), lse.cpu()), expected(q, k, v, 0.3, causal))
+
+
 def test_lse_is_left_out():
     q = torch.randn(2, 2, 16).bfloat16().npu()
     arguments = {"num_heads": 2, "input_layout": "TND", "actual_seq_lengths": [2], "actual_seq_lengths_kv": [2]}

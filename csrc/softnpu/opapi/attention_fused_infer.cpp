@@ -103,3 +103,23 @@ ACLNN_OP(aclnnFusedInferAttentionScoreV4, TENSORS, const aclTensor* dequant_quer
   EMULATED(query_quant_mode == 0, call.op, "query_quant_mode", query_quant_mode);
   ACLNN_RUN(out, lse) { softnpu::attend(call, *out, *lse); };
 }
+
+// Asked for before a graph is captured, for the longest sequences that may come: the emulation needs no workspace.
+extern "C" aclnnStatus aclnnFusedInferAttentionScoreV3GetMaxWorkspaceSize(TENSORS, ATTRIBUTES, const aclTensor*,
+                                                                          const aclTensor*, uint64_t* workspace,
+                                                                          aclOpExecutor** executor) {
+  make_call("_npu_fused_infer_attention_score_get_max_workspace", TENSORS_GIVEN, nullptr, ATTRIBUTES_GIVEN);
+  *workspace = 0;
+  *executor = nullptr;
+  return ACL_SUCCESS;
+}
+extern "C" aclnnStatus aclnnFusedInferAttentionScoreV4GetMaxWorkspaceSize(TENSORS, const aclTensor*,
+                                                                          const aclTensor* sink, ATTRIBUTES, int64_t,
+                                                                          const aclTensor*, const aclTensor*,
+                                                                          uint64_t* workspace,
+                                                                          aclOpExecutor** executor) {
+  make_call("_npu_fused_infer_attention_score_v2_get_max_workspace", TENSORS_GIVEN, sink, ATTRIBUTES_GIVEN);
+  *workspace = 0;
+  *executor = nullptr;
+  return ACL_SUCCESS;
+}
