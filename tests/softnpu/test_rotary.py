@@ -38,6 +38,23 @@ def test_rotary_embedding_refuses():
         torch_npu._npu_rotary_embedding(torch.tensor([3]).npu(), q, q.clone(), 8, torch.zeros(3, 8).npu(), True)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("mode", ["half", "interleave"])
+@pytest.mark.parametrize(("shape", "angles"), [((2, 3, 4, 8), (1, 1, 4, 8)), ((2, 3, 4, 6), (2, 3, 1, 6))])
+def test_rotary_mul(shape, angles, mode, dtype):
+    x, r1, r2 = (torch.randn(s).to(dtype) for s in (shape, angles, angles))
+    half = shape[-1] // 2
+    wanted = torch.empty(shape, dtype=torch.float64)
+    cos, sin = (t.double().expand(shape) for t in (r1, r2))
+    for d in range(shape[-1]):
+        first = d < half if mode == "half" else d % 2 == 0
+        step = half if mode == "half" else 1
+        other = -x[..., d + step].double() if first else x[..., d - step].double()
+        wanted[..., d] = x[..., d].double() * cos[..., d] + other * sin[..., d]
+    out = torch_npu.npu_rotary_mul(x.npu(), r1.npu(), r2.npu(), mode)
+    torch.testing.assert_close(out.cpu(), wanted.to(dtype))
+
+
 def interleaved(x, cos, sin):
     """The documentation's formula, element by element."""
     half = x.shape[-1] // 2
