@@ -94,13 +94,15 @@ def main() -> None:
                 ids.masked_fill_(made.pad_rows(ids.device), -1)
             reduce(hidden, True)
 
+        start = _read()
         once()  # the layout and the mask are made once per forward
+        first = step(start, _read())
         group.calls, before = 0, _read()
         once()
         counted = {**step(before, _read()), "collectives": group.calls}
         with OperatorCalls() as operators:
             once()
-        return {**counted, "operators": operators.number}
+        return {**counted, "operators": operators.number, "first": first}
 
     for dp in (2, 4, 8, 16):
         for name, counts in (("uneven", [1 + (7 * i) % 11 for i in range(dp)]), ("even", [8] * dp)):

@@ -18,7 +18,8 @@ def test_no_count_grows_with_the_ranks() -> None:
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert len(rows) == 16, done.stderr[-3000:]
     for row in rows:
-        assert (row["collectives"], row["blocking"]) == (3, 0)
+        # Also the first layer of a forward, which makes the mask, never waits for the device.
+        assert (row["collectives"], row["blocking"], row["first"]["blocking"]) == (3, 0, 0)
         if row["form"] == "theirs":
             assert row["by_name"] == {"aclnnInplaceCopy": 3 * row["dp"]}
             assert row["allocations"] == 6

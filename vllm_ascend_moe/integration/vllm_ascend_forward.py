@@ -78,7 +78,9 @@ def _check(x: torch.Tensor, rows: int, name: str, layout: TokenLayout) -> None:
 
 @lru_cache(maxsize=_CACHED_MASKS)
 def _pad_rows(layout: TokenLayout, device: torch.device) -> torch.Tensor:
-    return ~layout.valid_rows(device)[:, None]
+    mask = ~layout.valid_rows()[:, None]
+    # From pinned memory the host does not wait for the copy.
+    return mask if device.type == "cpu" else mask.pin_memory().to(device, non_blocking=True)
 
 
 def is_padded() -> bool:
