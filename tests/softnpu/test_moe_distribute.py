@@ -114,7 +114,7 @@ def round_trip(case: Case, rank: int, n: int, name: str, seed: int) -> None:
     ranks, common = inputs(case, seed), arguments(case, rank, n, name)
     smooth = torch.rand(case.experts, H, generator=torch.Generator().manual_seed(seed)) + 0.5 if case.smooth else None
     outputs = dispatch(case, ranks[rank], smooth, common)
-    expand_x, scales, _, token_nums, _, _, expand_scales = outputs
+    expand_x, scales, _, token_nums, _, _, expand_scales = (t.cpu() for t in outputs)
     rows, counts = arriving(case, ranks, rank, n)
     local = case.experts // n
     assert token_nums.dtype == torch.int64
@@ -124,16 +124,16 @@ def round_trip(case: Case, rank: int, n: int, name: str, seed: int) -> None:
         x, ids, weights, _ = ranks[r]
         if case.quantise:
             row = x[t].float() * (1 if smooth is None else smooth[ids[t, j]])
-            check_quantised(row, expand_x[i].cpu(), scales[i].cpu())
+            check_quantised(row, expand_x[i], scales[i])
         else:
-            assert torch.equal(expand_x[i].cpu(), x[t])
+            assert torch.equal(expand_x[i], x[t])
         if case.weights_too:
-            assert expand_scales[i].cpu() == weights[t, j]
+            assert expand_scales[i] == weights[t, j]
         y[i] = expert_of(x[t], int(ids[t, j]))
     if not case.quantise:
         assert expand_x[len(rows) :].isnan().all()
     assert expand_x.shape[0] == common["global_bs"] * min(local, case.k) or common["global_bs"] == 0
-    out = combine(case, ranks[rank], y.npu(), outputs, common)
+    out = combine(case, ranks[rank], y.npu(), outputs, common).cpu()
     x, ids, weights, active = ranks[rank]
     assert out.dtype == torch.bfloat16
     for t in range(len(x)):
@@ -141,7 +141,7 @@ def round_trip(case: Case, rank: int, n: int, name: str, seed: int) -> None:
             assert out[t].isnan().all()
             continue
         wanted = sum(weights[t, j] * expert_of(x[t], int(ids[t, j])).float() for j in range(case.k) if active[t, j])
-        torch.testing.assert_close(out[t].cpu(), wanted.bfloat16())
+        torch.testing.assert_close(out[t], wanted.bfloat16())
 
 
 def wrong_calls(rank: int, n: int, name: str) -> None:
