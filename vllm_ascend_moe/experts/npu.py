@@ -23,15 +23,14 @@ from typing import Any
 
 import torch
 
-from vllm_ascend_moe.errors import DtypeError, MissingDependencyError, ShapeError
-from vllm_ascend_moe.experts.activation import activate, check_activation, is_gated
+from vllm_ascend_moe.errors import MissingDependencyError, ShapeError
+from vllm_ascend_moe.experts.activation import activate
 from vllm_ascend_moe.experts.base import ExpertWeights
+from vllm_ascend_moe.experts.npu_checks import check_shapes, result_dtype
 from vllm_ascend_moe.experts.scaled import ScaledExpertWeights
 
 # Arguments of the operators that are numbers with a meaning.
 _UNQUANTIZED, _COUNTS, _ENDS, _BY_ROWS, _ONE_OUTPUT = -1, 1, 0, 0, 2
-_FLOATING = (torch.bfloat16, torch.float16, torch.float32)
-_W8A8 = (torch.bfloat16, torch.float16)  # what comes out of an int8 product, and what npu_dynamic_quant takes
 
 
 @cache
@@ -142,8 +141,8 @@ def _routed_mlp(
     out: torch.Tensor | None,
 ) -> torch.Tensor:
     """``y[i] = sum over k of factors[i, k] * mlp of expert slots[i, k] (hidden[i])``: [rows, H], floating."""
-    dtype = _result_dtype(hidden, weights, scales, out)
-    _check(hidden, weights, activation)
+    dtype = result_dtype(hidden, weights, scales, out)
+    check_shapes(hidden, weights, activation)
     if 0 in (*hidden.shape, slots.shape[1], weights.w13.shape[0], weights.w2.shape[2]):
         # The operators refuse empty tensors, and here nothing is computed.
         return hidden.new_zeros(hidden.shape, dtype=dtype)
@@ -208,39 +207,3 @@ def _product(
         experts = torch.searchsorted(counts.cumsum(0), torch.arange(len(y), device=y.device), right=True)
         y += bias.to(dtype).index_select(0, experts.clamp_(max=len(counts) - 1))
     return y
-
-
-def _result_dtype(
-    hidden: torch.Tensor, weights: ExpertWeights, scales: torch.Tensor | None, out: torch.Tensor | None
-) -> torch.dtype:
-    """What is computed in between the products, and returned. Raises DtypeError where dtypes do not fit."""
-    quantized = isinstance(weights, ScaledExpertWeights)
-    if quantized != (weights.w13.dtype == torch.int8) or weights.w13.dtype not in (torch.int8, *_FLOATING):
-        raise DtypeError(
-            "weights.w13.dtype",
-            weights.w13.dtype,
-            "int8 in ScaledExpertWeights, or bf16, fp16 or fp32 in ExpertWeights",
-            "Convert the weights.",
-        )
-    if (scales is not None) != (hidden.dtype == torch.int8):
-        raise DtypeError("hidden.dtype", hidden.dtype, "int8 with scales, floating without", "Pass both or neither.")
-    if scales is None:
-        allowed: tuple[torch.dtype, ...] = _W8A8 if quantized else (weights.w13.dtype,)
-        if hidden.dtype not in allowed:
-            raise DtypeError("hidden.dtype", hidden.dtype, f"one of {allowed} with these weights", "Cast hidden.")
-        return hidden.dtype
-    if not quantized:
-        return weights.w13.dtype
-    return out.dtype if out is not None and out.dtype in _W8A8 else torch.bfloat16
-
-
-def _check(hidden: torch.Tensor, weights: ExpertWeights, activation: str) -> None:
-    check_activation(activation)
-    num_experts, hidden_size, inner = weights.w2.shape
-    rows = 2 * inner if is_gated(activation) else inner
-    for name, got, want in (
-        ("hidden.shape[-1]", hidden.shape[-1], hidden_size),
-        ("weights.w13.shape", tuple(weights.w13.shape), (num_experts, rows, hidden_size)),
-    ):
-        if got != want:
-            raise ShapeError(name, got, f"{want}, with w2 {tuple(weights.w2.shape)}, {activation}", "Pass what fits.")

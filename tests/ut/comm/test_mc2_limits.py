@@ -6,7 +6,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vllm_ascend_moe.comm.mc2 import MC2, buffer_mib_needed
+from vllm_ascend_moe.comm.mc2 import MC2
+from vllm_ascend_moe.comm.mc2_limits import buffer_mib_needed
 from vllm_ascend_moe.errors import (
     AscendMoEError,
     CapacityError,
