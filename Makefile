@@ -50,11 +50,11 @@ setup-dev: $(VENV)/.dev
 demo: setup
 	@$(PY) examples/dp_ep_offline.py
 
-test: setup-dev test-kernels
-	@$(PY) -m pytest tests --ignore=tests/ut/kernels $(PYTEST_ARGS)
+test: test-ut test-e2e
 
+# Files of unit tests run two at a time: most of one is a process or a few. Engines have the machine for themselves.
 test-ut: setup-dev test-kernels
-	@$(PY) -m pytest tests/ut --ignore=tests/ut/kernels $(PYTEST_ARGS)
+	@$(PY) -m pytest -n 2 --dist loadfile tests/ut --ignore=tests/ut/kernels $(PYTEST_ARGS)
 
 # Triton kernels run in its interpreter, in a process of their own: vLLM behaves differently where it finds triton.
 $(VENV)/.triton: $(VENV)/.created requirements/triton.txt
@@ -103,7 +103,7 @@ softnpu-engines: setup-dev softnpu $(VENV)/.vllm-ascend
 	@$(PY) -m pytest tests/softnpu_engines $(PYTEST_ARGS)
 
 softnpu-test: setup-dev softnpu
-	@$(PY) -m vllm_ascend_moe.softnpu run -- $(PY) -m pytest tests/softnpu tests/e2e/npu $(PYTEST_ARGS)
+	@$(PY) -m vllm_ascend_moe.softnpu run -- $(PY) -m pytest -n 2 --dist loadfile tests/softnpu tests/e2e/npu $(PYTEST_ARGS)
 
 bench: setup-dev
 	@$(PY) benchmarks/bench_comm.py --backend fake
