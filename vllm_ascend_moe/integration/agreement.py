@@ -8,7 +8,6 @@ from weakref import WeakSet
 
 import torch.distributed as dist
 
-from vllm_ascend_moe.config import SECTION
 from vllm_ascend_moe.errors import ConfigError
 
 # Groups that have been asked. Weak: a destroyed group must not be kept alive here.
@@ -20,7 +19,7 @@ def check_agreement(cpu_group: dist.ProcessGroup, values: Mapping[str, object]) 
 
     Args:
         cpu_group: gloo group.
-        values: by configuration key, what must be equal; picklable.
+        values: by name, what must be equal; picklable.
 
     Returns:
         Whether this was the first call.
@@ -36,10 +35,10 @@ def check_agreement(cpu_group: dist.ProcessGroup, values: Mapping[str, object]) 
         given = [theirs.get(key) for theirs in everyone]
         if any(value != given[0] for value in given):
             raise ConfigError(
-                f"additional_config.{SECTION}.{key} by rank",
+                f"{key} by rank",
                 given,
                 "equal on all ranks",
-                "Start every data-parallel rank with the same --additional-config and scheduler limits.",
+                "Start every data-parallel rank with the same model, --additional-config and scheduler limits.",
             )
     _asked.add(cpu_group)
     return True

@@ -18,8 +18,8 @@ from vllm_ascend_moe.integration.experts import RowsExpertsStep, process_weights
 from vllm_ascend_moe.integration.forward_state import communication_group, current_layouts
 from vllm_ascend_moe.integration.kernels import KernelBuilder
 from vllm_ascend_moe.integration.passes import Pass, PassPlanner, planner
-from vllm_ascend_moe.integration.placement import group_of
-from vllm_ascend_moe.integration.strategies import describe, make_situation, possible_strategies
+from vllm_ascend_moe.integration.placement import group_of, placement_in_group
+from vllm_ascend_moe.integration.strategies import describe, make_situation, must_agree, possible_strategies
 from vllm_ascend_moe.ops.forward_layouts import ForwardLayouts, GroupName
 from vllm_ascend_moe.platform import logger
 
@@ -78,20 +78,15 @@ class AscendMoEUnquantizedMethod(UnquantizedFusedMoEMethod):
                 "Dual-batch overlap is not supported: layers share the buffers of dispatch. Serve without --enable-dbo."
             )
         situation = make_situation(self.moe, self.vllm_config, self.group, self.config)
-        # Whatever decides which collectives a rank enters.
-        values = {
-            **self.config.model_dump(exclude={"experts", "bind_cpus"}),
-            "max_tokens_across_dp": situation.capacity,
-            "packed_bytes": situation.packed_bytes,
-        }
+        strategies = possible_strategies(situation)
+        placement = None
+        if strategies != ("padded_allgather",):
+            placement = placement_in_group(layer.expert_map, self.moe.num_experts, self.group)
         group = group_of(self.group)
-        if check_agreement(group.cpu_group, values):
+        if check_agreement(group.cpu_group, must_agree(self.config, situation, placement)):
             logger.info("%s", describe(situation, group.world_size))
         self._planner = planner(situation, self.config.max_tokens_in_flight)
-        return {
-            strategy: builder.communicating(strategy, self.group, situation, layer.expert_map)
-            for strategy in possible_strategies(situation)
-        }
+        return {each: builder.communicating(each, self.group, situation, placement) for each in strategies}
 
     def forward_native(
         self,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import cached_property
 
-import torch
 from vllm.model_executor.layers.fused_moe import (
     FusedMoEConfig,
     FusedMoEExpertsModular,
@@ -21,7 +20,7 @@ from vllm_ascend_moe.config import AscendMoEConfig
 from vllm_ascend_moe.experts.select import make_batched_experts, make_rows_experts
 from vllm_ascend_moe.integration.experts import BatchedExpertsStep, RowsExpertsStep
 from vllm_ascend_moe.integration.local_ids import LocalIdsPrepareFinalize
-from vllm_ascend_moe.integration.placement import group_of, placement_in_group
+from vllm_ascend_moe.integration.placement import group_of
 from vllm_ascend_moe.integration.prepare_finalize import (
     CommPrepareFinalize,
     LocalPrepareFinalize,
@@ -29,6 +28,7 @@ from vllm_ascend_moe.integration.prepare_finalize import (
 )
 from vllm_ascend_moe.integration.strategies import buffers_of, make_comm
 from vllm_ascend_moe.ops.forward_layouts import GroupName
+from vllm_ascend_moe.placement import ExpertPlacement
 
 
 class KernelBuilder:
@@ -44,20 +44,13 @@ class KernelBuilder:
         return self._with_rows(LocalPrepareFinalize())
 
     def communicating(
-        self, strategy: Strategy, name: GroupName, situation: Situation, expert_map: torch.Tensor | None
+        self, strategy: Strategy, name: GroupName, situation: Situation, placement: ExpertPlacement | None
     ) -> FusedMoEKernel:
-        """The kernel of one strategy over one group.
-
-        Raises:
-            PlacementError: experts are placed in a way that the strategy does not know.
-        """
+        """The kernel of one strategy over one group; only padded_allgather needs no placement."""
         group = group_of(name)
         plain = self.config.quantize_dispatch == "none" and not self.config.exact
         if strategy == "padded_allgather" and plain:
             return self._with_rows(PaddedPrepareFinalize(group.world_size, situation.packed_bytes))
-        placement = None
-        if strategy != "padded_allgather":
-            placement = placement_in_group(expert_map, self.moe.num_experts, name)
         comm = make_comm(strategy, group, placement, situation, self.config, buffers_of(name))
         if strategy != "batched_all_to_all":
             return self._with_rows(CommPrepareFinalize(comm, group.world_size))

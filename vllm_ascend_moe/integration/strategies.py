@@ -5,6 +5,7 @@ Symbols: C capacity, the most tokens one rank of the group sends in one pass; R 
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING
 
 from vllm_ascend_moe.comm.all_to_all import AllToAll
@@ -16,7 +17,7 @@ from vllm_ascend_moe.comm.links import LINKS
 from vllm_ascend_moe.comm.padded_all_gather import DEFAULT_PACKED_BYTES, PaddedAllGather
 from vllm_ascend_moe.comm.payload import QuantizedDispatch
 from vllm_ascend_moe.comm.select import Situation, price
-from vllm_ascend_moe.config import AscendMoEConfig
+from vllm_ascend_moe.config import SECTION, AscendMoEConfig
 from vllm_ascend_moe.errors import UnsupportedError
 from vllm_ascend_moe.ops.forward_layouts import GroupName
 from vllm_ascend_moe.ops.native import Group
@@ -38,7 +39,8 @@ def buffers_of(name: GroupName) -> BufferCache:
 
 def describe_buffers() -> str:
     """What the buffers of each group are and how large; empty where there are none."""
-    return "\n".join(f"Buffers of dispatch, group {name}: {cache.describe()}" for name, cache in _buffers.items())
+    used = {name: cache for name, cache in _buffers.items() if cache.nbytes}
+    return "\n".join(f"Buffers of dispatch, group {name}: {cache.describe()}" for name, cache in used.items())
 
 
 def close_buffers() -> None:
@@ -105,6 +107,18 @@ def possible_strategies(situation: Situation) -> tuple[Strategy, ...]:
     if situation.comm == "batched_all_to_all" and situation.over_capacity == "rows":
         return "batched_all_to_all", "all_to_all"
     return (situation.comm,)
+
+
+def must_agree(config: AscendMoEConfig, situation: Situation, placement: ExpertPlacement | None) -> dict[str, object]:
+    """By name, whatever decides which collectives a rank enters, and with how many bytes."""
+    values = {
+        **config.model_dump(exclude={"experts", "bind_cpus"}),
+        "max_tokens_across_dp": situation.capacity,
+        "packed_bytes": situation.packed_bytes,
+    }
+    named: dict[str, object] = {f"additional_config.{SECTION}.{key}": value for key, value in values.items()}
+    placed = repr(None if placement is None else (placement.ranks, placement.slots))
+    return {**named, "digest of the expert placement": hashlib.sha256(placed.encode()).hexdigest()[:12]}
 
 
 def describe(situation: Situation, ranks: int) -> str:

@@ -70,8 +70,8 @@ def test_serves_many_uneven_requests_then_one_in_flat_memory_then_stops(
 
 
 def test_a_worker_that_dies_ends_its_requests_and_the_server(serve: Callable[..., Server]) -> None:
-    """The other worker waits for the dead one in a collective: it must end with an error that says so, and nothing may
-    hang."""
+    """The other worker waits for the dead one in a collective. Nothing may hang, and the log must say what happened:
+    vLLM sees the death first, and ends the rest."""
     server = serve(comm="all_to_all")
     server.wait_until_ready()
     with ThreadPoolExecutor(4) as pool:
@@ -85,7 +85,7 @@ def test_a_worker_that_dies_ends_its_requests_and_the_server(serve: Callable[...
     server.process.wait(STOP_TIMEOUT_S)
     _, alive = psutil.wait_procs(others, timeout=STOP_TIMEOUT_S)
     assert alive == [], server.log.read_text()[-4000:]
-    assert "CommError" in server.log.read_text(), server.log.read_text()[-4000:]
+    assert "died unexpectedly" in server.log.read_text(), server.log.read_text()[-4000:]
 
 
 def test_two_servers_behind_an_external_load_balancer(

@@ -17,7 +17,7 @@ def ask(rank: int, ranks: int) -> list[str]:
     assert group is not None
     for capacity in (16 + (rank == 2), 16):
         try:
-            first = check_agreement(group, {"comm": "auto", "max_tokens_across_dp": capacity})
+            first = check_agreement(group, {"comm": "auto", "capacity": capacity})
         except ConfigError as error:
             said.append(str(error))
         else:
@@ -31,6 +31,6 @@ def ask(rank: int, ranks: int) -> list[str]:
 def test_a_difference_is_named_on_every_rank_and_agreement_costs_one_collective() -> None:
     results = launch(3, ask, timeout_s=30)
     for said in results:
-        assert "additional_config.ascend_moe.max_tokens_across_dp by rank = [16, 16, 17]" in said[0]
+        assert "capacity by rank = [16, 16, 17], but it must be equal on all ranks" in said[0]
         assert said[1] == "first: True"
     assert results[0][2] == "first: False"

@@ -90,6 +90,7 @@ def test_buffers_are_shared_by_group_described_and_closed() -> None:
     one = buffers_of("dp")
     assert buffers_of("dp") is one
     assert buffers_of("ep") is not one
+    assert describe_buffers() == ""
     one.get("rows", (4, 8), torch.float32)
     assert "group dp: 1 buffers, 128 bytes" in describe_buffers()
     close_buffers()

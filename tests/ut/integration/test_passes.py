@@ -12,8 +12,15 @@ from vllm_ascend_moe.comm.select import Situation
 from vllm_ascend_moe.config import AscendMoEConfig
 from vllm_ascend_moe.errors import CapacityError, UnsupportedError
 from vllm_ascend_moe.integration.passes import PassPlanner
-from vllm_ascend_moe.integration.strategies import default_capacity, describe, make_situation, possible_strategies
+from vllm_ascend_moe.integration.strategies import (
+    default_capacity,
+    describe,
+    make_situation,
+    must_agree,
+    possible_strategies,
+)
 from vllm_ascend_moe.layout import TokenLayout
+from vllm_ascend_moe.placement import ExpertPlacement
 
 SHAPE = MoEShape(hidden_size=64, num_experts=8, top_k=2)
 
@@ -137,3 +144,17 @@ def test_the_log_says_capacity_and_memory() -> None:
     assert "capacity = 101 tokens a rank" in describe(batched, 2)
     assert "MiB of buffers" in describe(batched, 2)
     assert "capacity" not in describe(make_situation(moe(), limits(), "dp", AscendMoEConfig(comm="all_to_all")), 2)
+
+
+def test_what_ranks_must_agree_on() -> None:
+    def asked(config: AscendMoEConfig, placement: ExpertPlacement | None) -> dict[str, object]:
+        return must_agree(config, make_situation(moe(), limits(), "dp", config), placement)
+
+    one = asked(AscendMoEConfig(comm="auto"), ExpertPlacement.linear(8, 2))
+    assert one["additional_config.ascend_moe.comm"] == "auto"
+    assert one["additional_config.ascend_moe.max_tokens_across_dp"] == 16
+    # These may differ from rank to rank.
+    assert asked(AscendMoEConfig(comm="auto", bind_cpus=False, experts="torch"), ExpertPlacement.linear(8, 2)) == one
+    for config in ({"exact": True}, {"quantize_dispatch": "fp8"}, {"max_tokens_in_flight": 3}, {"packed_bytes": 0}):
+        assert asked(AscendMoEConfig(comm="auto", **config), ExpertPlacement.linear(8, 2)) != one
+    assert asked(AscendMoEConfig(comm="auto"), ExpertPlacement.round_robin(8, 2)) != one
