@@ -48,6 +48,12 @@ def report():
     rows = [gathered, fake, ops.maybe_all_gather_and_maybe_unpad(x, True), ops.maybe_pad_and_reduce(gathered, True)]
     print("rows", [len(x) for x in rows])
 
+def report_counts():
+    from vllm_ascend.worker.model_runner_v1 import NPUModelRunner
+    agree = NPUModelRunner._sync_metadata_across_dp
+    _, counts, _ = agree(NPUModelRunner(), 4, allow_dp_padding=True)
+    print("counts", counts.tolist(), counts.ascend_moe_tokens, hasattr(agree.__wrapped__, "__wrapped__"))
+
 def case(says, theirs=True, **env):
     os.environ.update(env)
     print("case", says)
@@ -60,6 +66,8 @@ def case(says, theirs=True, **env):
         del os.environ[name]
 """
 _PLUGIN = "from vllm_ascend_moe import register_ops\n"
+# As reported, as they are, and not wrapped twice.
+_COUNTS = "counts [6, 6] [4, 6] False"
 _PADDED, _THEIRS = "rows [4, 4, 2, 2]", "rows [3, 2, 2, 2]"
 _NAMES = (
     "_maybe_all_gather_and_maybe_unpad_impl",
@@ -134,14 +142,17 @@ ours.vllm_version = vllm_version
 register_ops(); register_ops()
 assert "vllm_ascend.ops" not in sys.modules, "imported too early"
 import vllm_ascend.ops
+import vllm_ascend.worker.model_runner_v1
 assert not any(type(finder).__name__ == "_AfterImport" for finder in sys.meta_path)
 register_ops()
 report()
+report_counts()
 """
     lines = run(_PLUGIN + code, folder)
     check_cases(lines)
     check_replaced(lines)
     assert [line for line in lines if line.startswith("rows")] == [_PADDED]
+    assert _COUNTS in lines
 
 
 def test_a_plugin_that_comes_second(folder: Path) -> None:
@@ -154,13 +165,16 @@ own = Strategy._finalize_with_ep_group
 Strategy._finalize_with_ep_group = lambda self, hidden_states, extra: None
 case("_finalize_with_ep_group has parameters ['self', 'hidden_states', 'extra'], not the known ones")
 Strategy._finalize_with_ep_group = own
+import vllm_ascend.worker.model_runner_v1
 register_ops(); register_ops()
 report()
+report_counts()
 """
     lines = run(_PLUGIN + code, folder)
     check_cases(lines)
     check_replaced(lines)
     assert [line for line in lines if line.startswith("rows")] == [_THEIRS, _THEIRS, _PADDED]
+    assert _COUNTS in lines
 
 
 def test_through_vllm(folder: Path) -> None:
