@@ -17,7 +17,7 @@ import torch
 from vllm_ascend_moe.errors import DtypeError, InvalidValueError, ShapeError
 from vllm_ascend_moe.experts.base import ExpertWeights
 from vllm_ascend_moe.experts.npu import NpuExperts
-from vllm_ascend_moe.experts.reference import ReferenceExperts
+from vllm_ascend_moe.experts.reference import ReferenceExperts, local_slots
 from vllm_ascend_moe.experts.scaled import ScaledExpertWeights
 from vllm_ascend_moe.testing import data
 from vllm_ascend_moe.testing.compare import assert_close, assert_equal
@@ -243,7 +243,7 @@ def test_ids_of_other_rows_are_refused():
         rows.on_npu(weights_of(torch.float32))
 
 
-@pytest.mark.parametrize("form", ["rows", "batched"])
+@pytest.mark.parametrize("form", ["rows with local ids", "batched"])
 @pytest.mark.parametrize("quantized", [False, True])
 def test_a_captured_layer_replays_on_new_data(form, quantized, seed):
     """Other tokens, ids and counts at the same addresses: nothing of the first was baked in, nothing was read back."""
@@ -255,11 +255,11 @@ def test_a_captured_layer_replays_on_new_data(form, quantized, seed):
     on_npu, steps = npu(used), [Rows(seed + step, torch.bfloat16) for step in range(3)]
     counts = [torch.tensor(c, dtype=torch.int32) for c in ([5, 0, 3], [0, 5, 1], [5, 5, 5])]
     given = [x.npu() for x in (steps[0].hidden, steps[0].weights, steps[0].ids)]
-    batch, count, map_ = given[0][:15].view(3, 5, H), counts[0].npu(), steps[0].map.npu()
+    batch, count = given[0][:15].view(3, 5, H), counts[0].npu()
 
     def layer() -> torch.Tensor:
-        if form == "rows":
-            return NpuExperts().apply(*given, on_npu, expert_map=map_)
+        if form != "batched":
+            return NpuExperts().apply(*given, on_npu)
         return NpuExperts().apply_batched(batch, count, on_npu)
 
     layer()
@@ -267,10 +267,11 @@ def test_a_captured_layer_replays_on_new_data(form, quantized, seed):
     with torch.npu.graph(graph):
         out = layer()
     for rows, filled in zip(steps, counts, strict=True):
-        for to, x in zip([*given, count], [rows.hidden, rows.weights, rows.ids, filled], strict=True):
+        ids = local_slots(rows.ids, rows.map, len(LOCAL))
+        for to, x in zip([*given, count], [rows.hidden, rows.weights, ids, filled], strict=True):
             to.copy_(x)
         graph.replay()
-        if form == "rows":
+        if form != "batched":
             rows.check(out.cpu(), rows.reference(wide), W8A8_BOUND if quantized else None)
             continue
         x = rows.hidden[:15].view(3, 5, H)
