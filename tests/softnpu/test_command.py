@@ -1,6 +1,7 @@
 """The command line, and activation in processes that it starts."""
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -41,6 +42,24 @@ def test_mistakes_are_explained(tmp_path):
     missing = command("run", "--", "true", ASCEND_MOE_SOFTNPU_HOME=str(tmp_path))
     assert missing.returncode == 1
     assert "is missing: run `python -m vllm_ascend_moe.softnpu build`" in missing.stderr
+
+
+def test_arguments_exit_codes_and_signals_are_passed_on(tmp_path):
+    script = tmp_path / "script"
+    script.write_text('#!/bin/sh\necho "$1|$2"; exit 42\n')
+    script.chmod(0o755)
+    done = command("run", "--", os.path.relpath(script), "--info", "a b")
+    assert (done.returncode, done.stdout) == (42, "--info|a b\n")
+    assert command("run", "--", "sh", "-c", "kill -TERM $$").returncode == -signal.SIGTERM
+
+
+def test_info_into_a_closed_pipe_ends_quietly():
+    reader, writer = os.pipe()
+    os.close(reader)
+    called = [sys.executable, "-m", "vllm_ascend_moe.softnpu", "info"]
+    done = subprocess.run(called, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (-signal.SIGPIPE, "")
 
 
 def test_info_lists_what_is_emulated():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 
 from vllm_ascend_moe.softnpu.build import build
@@ -42,6 +43,7 @@ def main() -> int:
         if options.command == "build":
             build(folders())
         elif options.command == "info":
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `info | head` ends quietly
             print(report(folders()))
         else:
             _run(options.arguments)
