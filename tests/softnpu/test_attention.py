@@ -83,8 +83,8 @@ def test_packed(arguments, hide, dtype):
 @pytest.mark.parametrize(("arguments", "hide"), RULES[:2])
 def test_paged(arguments, hide, form):
     """A sequence without keys, one that ends at the end of a block, blocks in any order, NaN where no token is."""
-    q = sequences((1, 2, 5, 1), 6, 16)
-    k, v = (sequences((9, 8, 17, 0), 3, 16) for _ in range(2))
+    q = sequences((1, 2, 5, 1), 6, 32)
+    k, v = (sequences((9, 8, 17, 0), 3, 32) for _ in range(2))
     (key, table), (value, same) = (paginate(s, 8) for s in (k, v))
     value = torch.full_like(value, math.nan)
     for b, sequence in enumerate(v):  # the same blocks for keys and values
