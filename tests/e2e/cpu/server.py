@@ -37,7 +37,7 @@ class Server:
             *(sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model),
             *("--host", "127.0.0.1", "--port", str(self.port), "--dtype", "float32", "--max-model-len", "512"),
             *("--data-parallel-size", "2", "--enable-expert-parallel", "--enforce-eager"),
-            # So small that one burst writes all of it: memory that is touched later than others would look like a leak.
+            # So small that one burst writes all of it: pages that are touched later would look like a leak.
             *("--kv-cache-memory-bytes", str(2**23), "--max-num-seqs", "16"),
             # Without it vLLM kills its engines at once, and its own front end reports them as dead.
             *("--shutdown-timeout", "30"),

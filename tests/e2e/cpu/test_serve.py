@@ -35,6 +35,11 @@ def serve(model_path: Callable[[str, str], str], tmp_path: Path) -> Iterator[Cal
         server.kill()
 
 
+# Without these, memory grows by 10 MiB a burst for as long as steps have shapes that oneDNN has not seen (it keeps up to
+# 1024 compiled products). With them it is flat from the third burst on.
+SMALL_CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16", "MALLOC_ARENA_MAX": "1"}
+
+
 def check_burst(server: Server, expected: list[list[int]]) -> None:
     """BURST requests of random length at once: every answer is right."""
     with ThreadPoolExecutor(BURST) as pool:
@@ -49,18 +54,17 @@ def test_serves_many_uneven_requests_then_one_in_flat_memory_then_stops(
     # In which steps requests meet is chance, and with it the order of some sums.
     assert min(margin for result in results[len(uneven) :] for margin in result.margins) > 1e-3, "choose other prompts"
     expected, trace = [result.tokens for result in results], tmp_path / "trace"
-    server = serve(comm=comm, ASCEND_MOE_TRACE=str(trace))
+    server = serve(comm=comm, ASCEND_MOE_TRACE=str(trace), **SMALL_CACHES)
     server.wait_until_ready()
-    # Twice: new shapes cost memory once, of PyTorch's and of the allocator's caches.
-    check_burst(server, expected[len(uneven) :])
-    check_burst(server, expected[len(uneven) :])
+    for _ in range(3):
+        check_burst(server, expected[len(uneven) :])
     # One short request alone: the other rank is idle and must take part all the same.
     assert server.complete(uneven[2]) == expected[2]
     before = server.worker_bytes()
     check_burst(server, expected[len(uneven) :])
     grown = [after - earlier for earlier, after in zip(before, server.worker_bytes(), strict=True)]
     assert len(grown) == 2
-    assert max(grown) < 16 << 20, f"{BURST} more requests cost {grown} bytes"
+    assert max(grown) < 4 << 20, f"{BURST} more requests cost {grown} bytes"
     assert {strategy for step in read_trace(trace) for strategy in step.strategies} == {comm}
     server.stop(alone=True)
     log = server.log.read_text()
