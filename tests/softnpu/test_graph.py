@@ -98,3 +98,13 @@ def test_random_numbers_differ_between_replays():
     first = noise.cpu()
     graph.replay()
     assert not torch.equal(first, noise.cpu())
+
+
+def test_indices_computed_inside_the_graph():
+    table = torch.arange(5, device="npu") * 10
+    ids = torch.zeros(3, dtype=torch.int64, device="npu")
+    graph, picked = captured(lambda: table.index_select(0, ids.clamp(0, 3) + 1))
+    for fresh in ([0, 3, 1], [2, 9, -1]):
+        ids.copy_(torch.tensor(fresh))
+        graph.replay()
+        assert picked.tolist() == [10 * (min(max(i, 0), 3) + 1) for i in fresh]

@@ -174,7 +174,10 @@ Stack record(const c10::OperatorHandle& op, const Stack& arguments, const Pairs&
              aclrtStream stream, const std::function<void()>& prepare) {
   Pairs trial = pairs;
   for (Pair& pair : trial) {
-    if (pair.written) pair.cpu = detached_copy(pair.cpu);
+    // Integers that the graph computes are not computed yet; as indices they must be in range, and 0 always is.
+    const bool index = !pair.written && at::isIntegralType(pair.cpu.scalar_type(), /*includeBool=*/true);
+    if (pair.written || index) pair.cpu = detached_copy(pair.cpu);
+    if (index) pair.cpu.zero_();
   }
   Stack outputs;
   for (const c10::IValue& value : arguments) {
