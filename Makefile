@@ -3,7 +3,7 @@
 # make lint   ruff, mypy, clang-format, import layers
 # make ascend-check  lower every Triton kernel for Ascend 910B and compare it with torch; needs no NPU (installs LLVM 19)
 # make softnpu  build the soft NPU: torch_npu on a CPU (docs/softnpu.md); make softnpu-test runs its tests
-# make softnpu-engines  vllm-ascend engines on the soft NPU, with its own operators and with ours (ten minutes and more)
+# make softnpu-engines  vllm-ascend engines on the soft NPU, with its own operators and with ours (half an hour and more)
 # make bench  benchmarks that run on a CPU
 # make clean  remove what the other targets made
 SHELL := /bin/bash
