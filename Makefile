@@ -1,5 +1,5 @@
 # make demo   set up, then the main job: two vLLM engines share experts on this CPU and must generate what one engine does
-# make test   set up, then every test that needs no special hardware
+# make test   set up, then the tests that need no special hardware; make test-all: seven more engine cases
 # make lint   ruff, mypy, clang-format, import layers
 # make ascend-check  lower every Triton kernel for Ascend 910B and compare it with torch; needs no NPU (installs LLVM 19)
 # make softnpu  build the soft NPU: torch_npu on a CPU (docs/softnpu.md); make softnpu-test runs its tests
@@ -17,7 +17,7 @@ export HF_HUB_OFFLINE ?= 1
 export VLLM_NO_USAGE_STATS ?= 1
 PYTEST_ARGS ?=
 
-.PHONY: help demo test test-ut test-kernels test-e2e lint ascend-check softnpu softnpu-test softnpu-engines bench clean setup setup-dev
+.PHONY: help demo test test-ut test-kernels test-e2e test-all lint ascend-check softnpu softnpu-test softnpu-engines bench clean setup setup-dev
 
 help:
 	@sed -n 's/^# make /  make /p' Makefile
@@ -65,6 +65,9 @@ test-kernels: setup-dev $(VENV)/.triton
 	@TRITON_INTERPRET=1 PYTHONPATH=$(VENV)/triton-site $(PY) -m pytest tests/ut/kernels
 
 test-e2e: setup-dev
+	@$(PY) -m pytest -m "not long" tests/e2e $(PYTEST_ARGS)
+
+test-all: test-ut
 	@$(PY) -m pytest tests/e2e $(PYTEST_ARGS)
 
 lint: setup-dev

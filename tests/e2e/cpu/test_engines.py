@@ -40,6 +40,7 @@ class Case:
     comm: str = PADDED
     more: dict[str, object] = field(default_factory=dict)  # of the configuration section
     used: frozenset[str] = frozenset()  # strategies that must have been used; empty: comm alone
+    long: bool = False  # left to `make test-all`: other cases and the tests of whole layers cover most of it
 
     def __str__(self) -> str:
         names = ["" if self.eager else "compiled", "packed" if self.packed else ""]
@@ -54,17 +55,17 @@ class Case:
 
 CASES = [
     Case("qwen3_moe", dp=2, group="dp"),
-    Case("qwen3_moe", tp=2, group=None),
+    Case("qwen3_moe", tp=2, group=None, long=True),
     Case("qwen3_moe", dp=2, tp=2, packed=True),
-    Case("qwen3_moe", dp=3, group="dp"),
-    Case("qwen3_moe", dp=2, group="dp", eager=False),
+    Case("qwen3_moe", dp=3, group="dp", long=True),
+    Case("qwen3_moe", dp=2, group="dp", eager=False, long=True),
     Case("deepseek_v3", dp=2, group="dp"),
     Case("deepseek_v3", tp=2, group=None),
-    Case("deepseek_v3", dp=2, tp=2),
+    Case("deepseek_v3", dp=2, tp=2, long=True),
     Case("deepseek_v3", dp=2, tp=2, eager=False, packed=True),
     Case("mixtral", dp=2, tp=2, group="dp"),
     # vLLM's own CPU kernel, which alone would crash under expert parallelism: its ids are made local.
-    Case("mixtral", dp=2, group="dp", packed=True, experts="vllm"),
+    Case("mixtral", dp=2, group="dp", packed=True, experts="vllm", long=True),
     # All-to-all by row: SP (compiled, in passes), TP without SP.
     Case("deepseek_v3", dp=2, tp=2, eager=False, comm=ROWS, more={"max_tokens_in_flight": 48}),
     Case("mixtral", dp=2, tp=2, group="dp", comm=ROWS),
@@ -79,7 +80,7 @@ CASES = [
         used=frozenset({BATCHED, ROWS}),
     ),
     Case("mixtral", dp=2, tp=2, group="dp", eager=False, comm=BATCHED),
-    Case("deepseek_v2", dp=2, group="dp", comm="auto", packed=True, used=frozenset({PADDED})),
+    Case("deepseek_v2", dp=2, group="dp", comm="auto", packed=True, used=frozenset({PADDED}), long=True),
 ]
 # Collectives of one pass of each strategy.
 _OF_A_PASS = {
@@ -132,7 +133,9 @@ def check_layers_agree(steps: list[LayerStep]) -> None:
         assert sorted(by_rank[layer, rank]) == sorted(by_rank[layer, 0])
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, id=str(case), marks=[pytest.mark.long] * case.long) for case in CASES]
+)
 def test_tokens_equal_one_stock_engine(
     case: Case,
     tmp_path: Path,
@@ -168,7 +171,7 @@ def test_bf16(model_path: Callable[[str, str], str]) -> None:
     assert {i: shared[i].tokens for i in clear} == {i: single[i].tokens for i in clear}
 
 
-@pytest.mark.parametrize(("comm", "payload"), [(ROWS, "int8"), (BATCHED, "fp8")])
+@pytest.mark.parametrize(("comm", "payload"), [(ROWS, "int8"), pytest.param(BATCHED, "fp8", marks=pytest.mark.long)])
 def test_quantised_dispatch(
     comm: str,
     payload: str,
