@@ -2,7 +2,7 @@
 
     python benchmarks/bench_comm.py --backend fake                  # host time against R, one process
     python benchmarks/bench_comm.py --backend gloo --ranks 2
-    python benchmarks/bench_comm.py --backend nccl --ranks 2        # one GPU a rank
+    python benchmarks/bench_comm.py --backend nccl --ranks 2        # one GPU a rank, or one for all: see launch.py
     python benchmarks/bench_comm.py --backend nccl --ranks 2 --suite strategies     # all-to-all beside all-gather
     python benchmarks/bench_comm.py --backend hccl --ranks 2        # one NPU a rank; needs torch_npu
 
@@ -136,7 +136,9 @@ def add_ratios(rows: list[dict[str, Any]], suite: str) -> None:
 def rank_main(rank: int, ranks: int, args: argparse.Namespace) -> list[dict[str, Any]]:
     device = torch.device("cpu")
     if args.backend in ("nccl", "hccl"):
-        device = torch.device("cuda" if args.backend == "nccl" else "npu", rank)
+        device = torch.device("npu", rank)
+        if args.backend == "nccl":
+            device = torch.device("cuda", torch.cuda.current_device())
     rows: list[dict[str, Any]] = []
     with torch.inference_mode():
         for pattern in args.patterns:
@@ -196,6 +198,8 @@ def main() -> None:
             for row in launch(n, rank_main, args, backend=args.backend, timeout_s=args.timeout_s)[0]
         ]
     name = f"comm_{args.backend}" if args.suite == "layout" else f"strategies_{args.backend}"
+    if args.backend == "nccl" and max(args.ranks) > torch.cuda.device_count():
+        name += "_shared_gpu"  # host times are real ones; wall times are those of sockets and of taking turns
     path, plot = args.out / f"{name}.json", args.out / f"{name}.png"
     write_json(path, shlex.join(["python", "benchmarks/bench_comm.py", *sys.argv[1:]]), rows)
     print({**environment(), "backend": args.backend, "hidden": args.hidden, "top_k": args.top_k})

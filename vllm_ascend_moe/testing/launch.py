@@ -88,7 +88,7 @@ def _rank_main(
     sys.stdout, sys.stderr = _PrefixedStream(sys.stdout, prefix), _PrefixedStream(sys.stderr, prefix)
     torch.set_num_threads(1)
     if backend == "nccl":
-        torch.cuda.set_device(rank)
+        _take_gpu(rank, world_size)
     try:
         timeout = datetime.timedelta(seconds=timeout_s)
         store = dist.TCPStore(_HOST, port, is_master=False, timeout=timeout)
@@ -103,6 +103,20 @@ def _rank_main(
             dist.destroy_process_group()
 
 
+def _take_gpu(rank: int, world_size: int) -> None:
+    """The rank's GPU becomes the current one: of its own, or shared in turn where there are fewer GPUs than ranks.
+
+    NCCL refuses two ranks on one GPU of one host. Each sharing rank therefore says that it is a host of its own, and
+    NCCL connects them through its network transport, here over the loopback interface: the same collectives, kernels
+    and graph capture on the way, but not the speed of NVLink.
+    """
+    gpus = torch.cuda.device_count()
+    torch.cuda.set_device(rank % gpus)
+    if world_size > gpus:
+        os.environ["NCCL_HOSTID"] = f"rank{rank}"
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+
+
 def launch(
     world_size: int,
     body: Callable[..., Any],
@@ -115,7 +129,7 @@ def launch(
     Args:
         world_size: number of processes.
         body: module-level function; its result must be picklable.
-        backend: "gloo", or "nccl" with one GPU a process.
+        backend: "gloo", or "nccl": one GPU a process, or GPUs shared in turn where there are fewer.
         timeout_s: for each collective, and twice this for the whole run.
 
     Returns:

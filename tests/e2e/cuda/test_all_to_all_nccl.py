@@ -1,7 +1,7 @@
-"""All-to-all by row over NCCL on as many GPUs as there are (1 to 4): rows, dense answers, exact mode, one wait.
+"""All-to-all by row over NCCL on 2 and 4 ranks: rows, dense answers, exact mode, one wait.
 
-On a machine with GPUs: pytest tests/e2e/cuda/test_all_to_all_nccl.py. On one GPU it proves the device kernels of the
-plan, the rows and the sums, and that NCCL takes them; that rows reach another GPU needs two.
+On a machine with GPUs: pytest tests/e2e/cuda/test_all_to_all_nccl.py. Ranks share GPUs where there are fewer, and NCCL
+then goes through its network transport on the loopback interface.
 """
 
 import dataclasses
@@ -96,8 +96,8 @@ def body(rank, ranks):
     return report, count_waits(group, rank, ranks)
 
 
-def test_rows_arrive_as_described_and_the_host_waits_once():
-    ranks = min(4, torch.cuda.device_count())
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_rows_arrive_as_described_and_the_host_waits_once(ranks):
     for report, waits in launch(ranks, body, backend="nccl", timeout_s=120):
         assert report == {}
         assert len(waits) == 1, waits
