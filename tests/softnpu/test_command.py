@@ -1,13 +1,16 @@
 """The command line, and activation in processes that it starts."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 
 import pytest
+import torch
 
 from vllm_ascend_moe.softnpu.info import operators
+from vllm_ascend_moe.softnpu.overrides.emulate import compose, emulate, emulated
 from vllm_ascend_moe.softnpu.settings import VARIABLES, environment, folders
 
 
@@ -64,11 +67,36 @@ def test_info_into_a_closed_pipe_ends_quietly():
 
 def test_info_lists_what_is_emulated():
     done = command("info")
-    assert done.returncode == 0
-    assert "  aclnnRmsNorm\n" in done.stdout
-    assert "HcclAllGatherV" in done.stdout
+    assert (done.returncode, done.stderr) == (0, "")
+    found = {}
+    for kind, count, names in re.findall(r"^([^\n]+) \((\d+)\):\n((?:  [^\n]+\n)+)", done.stdout, re.MULTILINE):
+        found[kind] = names.split()
+        assert len(found[kind]) == int(count)
+    assert {"aclnnRmsNorm", "aclnnMoeGatingTopK"} < set(found["aclnn functions"])
+    assert set(found["aclnn functions"]) == set(operators(folders()))
+    assert "atb::_npu_rotary_embedding" in found["operators of torch_npu over ATB, as a whole"]
+    assert "atb::npu_paged_cache_load.out" in found["operators of torch_npu over ATB, as a whole"]
+    assert "_C_ascend::npu_moe_init_routing_custom" in found["operators of vllm-ascend, as a whole"]
+    whole = [name for kind, names in found.items() if kind.endswith("as a whole") for name in names]
+    assert sorted(whole) == emulated()
+    assert "Identity" in found["operators of the interface before aclnn"]
+    assert "HcclAllGatherV" in found["HCCL"]
+    assert "aclrtMalloc" in found["runtime"]
+    # There to be linked against: it fails with its name.
+    assert "aclrtBinaryGetFunction" not in found["runtime"]
+    assert int(re.search(r"plain aten operators: (\d+)", done.stdout)[1]) > 1000
     assert all(name in done.stdout for name in VARIABLES)
-    assert "aclnnRmsNorm" in operators(folders())
+
+
+def test_what_is_given_a_kernel_is_listed():
+    with torch.library._scoped_library("softnpu_listed", "DEF") as library:
+        library.define("twice(Tensor x) -> Tensor")
+        library.define("later(Tensor x) -> Tensor")
+        before = emulated()
+        emulate("softnpu_listed::twice", lambda x: 2 * x)
+        compose("softnpu_listed::later", lambda x: torch.ops.softnpu_listed.twice(x) + 1)
+        assert sorted({*before, "softnpu_listed::later", "softnpu_listed::twice"}) == emulated()
+        assert torch.ops.softnpu_listed.later(torch.ones(2, device="npu")).tolist() == [3, 3]
 
 
 def test_environment_keeps_what_was_there():

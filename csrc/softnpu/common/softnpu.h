@@ -30,6 +30,9 @@ void count(const char* name);
 std::string counts_text();
 void reset_counts();
 
+// The operators of the interface before aclnn (aclopCompileAndExecute) that are emulated, one a line.
+std::string emulated_aclops();
+
 int32_t current_device();
 int32_t device_of(aclrtStream stream);
 

@@ -12,6 +12,8 @@ std::string counts() { return counts_text(); }
 
 TORCH_LIBRARY(softnpu, m) {
   m.def("use_cpu_kernel(str name, str overload) -> ()", &softnpu::use_cpu_kernel);
+  m.def("emulated_aclops() -> str", &softnpu::emulated_aclops);
+  m.def("plain_operators() -> int", &softnpu::plain_operators);
   m.def("counts() -> str", &softnpu::counts);
   m.def("reset_counts() -> ()", &softnpu::reset_counts);
 }

@@ -77,6 +77,8 @@ void replace_autograd(const c10::OperatorHandle& op, const c10::OperatorName& na
   }
 }
 
+int64_t plain = 0;
+
 void register_all() {
   Quiet quiet;
   const c10::WarningUtils::WarningHandlerGuard guard(&quiet);
@@ -91,6 +93,7 @@ void register_all() {
     if (!cpu && !(theirs && op->hasComputedKernelForDispatchKey(c10::DispatchKey::CPU))) continue;
     replace(name, c10::DispatchKey::PrivateUse1, c10::KernelFunction::makeFromBoxedFunction<&boxed>());
     replace_autograd(*op, name);
+    ++plain;
   }
 }
 
@@ -100,6 +103,8 @@ void replace(const c10::OperatorName& name, c10::DispatchKey key, c10::KernelFun
   registrations().push_back(
       c10::Dispatcher::singleton().registerImpl(name, key, std::move(kernel), std::nullopt, nullptr, "softnpu"));
 }
+
+int64_t plain_operators() { return plain; }
 
 void use_cpu_kernel(const std::string& name, const std::string& overload) {
   Quiet quiet;

@@ -1,6 +1,7 @@
 // The operator interface before aclnn: torch_npu describes an operator by name. All but casts between
 // formats fail with their name.
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <vector>
 
@@ -23,7 +24,9 @@ struct aclopAttr {};
 namespace {
 
 // Casts between formats are copies: a tensor of a private format keeps the plain layout here, at the start of its
-// (larger) storage.
+// (larger) storage. With the storage come a shape and a format, which a plain copy has no use for.
+constexpr std::array<const char*, 2> kCopies = {"Identity", "TransData"};
+
 aclError copy(const char* name, const aclDataBuffer& from, const aclDataBuffer& to, aclrtStream stream) {
   return softnpu::submit(stream, name, [from, to] {
     std::memmove(to.data, from.data, std::min(from.bytes, to.bytes));
@@ -32,6 +35,12 @@ aclError copy(const char* name, const aclDataBuffer& from, const aclDataBuffer& 
 }
 
 }  // namespace
+
+std::string softnpu::emulated_aclops() {
+  std::string text;
+  for (const char* name : kCopies) text += std::string(name) + '\n';
+  return text;
+}
 
 extern "C" {
 
@@ -75,7 +84,7 @@ aclError aclopCompileAndExecute(const char* type, int inputs, const aclTensorDes
                                 aclDataBuffer* const out[], const aclopAttr*, aclopEngineType, aclopCompileType,
                                 const char*, aclrtStream stream) {
   const std::string name = type;
-  if ((name == "Identity" || name == "TransData") && inputs >= 1 && outputs == 1) {
+  if (std::count(kCopies.begin(), kCopies.end(), name) == 1 && inputs >= 1 && outputs == 1) {
     return copy(type, *in[0], *out[0], stream);
   }
   return softnpu::fail(ACL_ERROR_OP_NOT_FOUND,

@@ -1,4 +1,4 @@
-"""One operator for NPU tensors, from an implementation for CPU tensors."""
+"""One operator for NPU tensors, from an implementation for CPU tensors or from other operators."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 
 # Registrations live as long as their library object.
 _libraries: list[torch.library.Library] = []
+_names: set[str] = set()
 
 
 def emulate(name: str, implementation: Callable[..., Any]) -> None:
@@ -26,3 +27,21 @@ def emulate(name: str, implementation: Callable[..., Any]) -> None:
     _libraries.append(library)
     library.impl(rest, implementation, "CPU")
     torch.ops.softnpu.use_cpu_kernel(f"{namespace}::{operator}", overload)
+    _names.add(name)
+
+
+def compose(name: str, implementation: Callable[..., Any]) -> None:
+    """Gives the operator ``name`` a kernel for NPU tensors that calls other operators with them.
+
+    The operator may be defined later, by the library that has it.
+    """
+    namespace, rest = name.split("::")
+    library = torch.library.Library(namespace, "IMPL")
+    _libraries.append(library)
+    library.impl(rest, implementation, "PrivateUse1")
+    _names.add(name)
+
+
+def emulated() -> list[str]:
+    """Full names of the operators that this process has given kernels, without those of our own namespace."""
+    return sorted(name for name in _names if not name.startswith("softnpu::"))

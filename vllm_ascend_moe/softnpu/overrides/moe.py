@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-_library: list[torch.library.Library] = []  # a registration lives as long as its library object
+from vllm_ascend_moe.softnpu.overrides.emulate import compose
 
 Four = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -75,7 +75,5 @@ def _gating_top_k(
 
 def install() -> None:
     """Registers the kernels; vllm-ascend may define the operators later."""
-    library = torch.library.Library("_C_ascend", "IMPL")
-    _library.append(library)
-    library.impl("npu_moe_init_routing_custom", _init_routing_custom, "PrivateUse1")
-    library.impl("moe_gating_top_k", _gating_top_k, "PrivateUse1")
+    compose("_C_ascend::npu_moe_init_routing_custom", _init_routing_custom)
+    compose("_C_ascend::moe_gating_top_k", _gating_top_k)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from vllm_ascend_moe.softnpu.overrides.emulate import emulate
+from vllm_ascend_moe.softnpu.overrides.emulate import compose, emulate
 
 _libraries: list[torch.library.Library] = []  # a registration lives as long as its library object
 
@@ -42,7 +42,6 @@ def install() -> None:
     """Registers the kernel; vllm-ascend defines its operator later, so that the work is done by one of ours."""
     ours = torch.library.Library("softnpu", "FRAGMENT")
     ours.define(_SCHEMA)
+    _libraries.append(ours)
     emulate("softnpu::add_rms_norm_bias", _add_rms_norm_bias)
-    theirs = torch.library.Library("_C_ascend", "IMPL")
-    theirs.impl("npu_add_rms_norm_bias", torch.ops.softnpu.add_rms_norm_bias.default, "PrivateUse1")
-    _libraries.extend([ours, theirs])
+    compose("_C_ascend::npu_add_rms_norm_bias", torch.ops.softnpu.add_rms_norm_bias.default)
