@@ -1,5 +1,8 @@
 """Captured graphs really replay: recorded work runs again, on the memory of the capture and its contents at replay."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch_npu
@@ -108,3 +111,35 @@ def test_indices_computed_inside_the_graph():
         ids.copy_(torch.tensor(fresh))
         graph.replay()
         assert picked.tolist() == [10 * (min(max(i, 0), 3) + 1) for i in fresh]
+
+
+FAILING = """
+import sys
+import torch
+
+x = torch.ones(3, device="npu")
+graph = torch.npu.NPUGraph()  # lives to the end of the process
+try:
+    with torch.npu.graph(graph):
+        y = x * 2
+        {body}
+except RuntimeError as error:
+    assert "captur" in str(error)
+    print("refused")
+second = torch.npu.NPUGraph()
+with torch.npu.graph(second):
+    z = x + torch.rand(3, device="npu").ceil()
+second.replay()
+print(z.tolist())
+sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "said"), [("y.sum().item()", ["refused"]), ("torch.npu.synchronize()", ["refused"]), ("pass", [])]
+)
+def test_a_process_goes_on_after_a_failed_capture_and_ends_with_its_own_exit_code(body, said):
+    code = FAILING.format(body=body)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.split("\n")[-len(said) - 2 :] == [*said, "[2.0, 2.0, 2.0]", ""]
+    assert done.returncode == 7, done.stderr[-2000:]

@@ -12,7 +12,9 @@ namespace softnpu {
 namespace {
 
 std::mutex mutex;
-std::map<aclmdlRI, std::shared_ptr<Graph>> graphs;
+// Never destroyed: tasks hold tensors, and when the process ends, torch_npu's allocator is gone before this would be.
+// A graph is left over whenever its NPUGraph lives that long, be it captured or failed.
+auto& graphs = *new std::map<aclmdlRI, std::shared_ptr<Graph>>;
 std::atomic<uint32_t> next_id{1};
 std::atomic<int> captures{0};
 thread_local int captures_here = 0;
