@@ -135,10 +135,10 @@ def add_ratios(rows: list[dict[str, Any]], suite: str) -> None:
 
 def rank_main(rank: int, ranks: int, args: argparse.Namespace) -> list[dict[str, Any]]:
     device = torch.device("cpu")
-    if args.backend in ("nccl", "hccl"):
+    if args.backend == "nccl":
+        device = torch.device("cuda", torch.cuda.current_device())
+    elif args.backend == "hccl":
         device = torch.device("npu", rank)
-        if args.backend == "nccl":
-            device = torch.device("cuda", torch.cuda.current_device())
     rows: list[dict[str, Any]] = []
     with torch.inference_mode():
         for pattern in args.patterns:

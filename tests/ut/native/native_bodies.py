@@ -76,7 +76,7 @@ def random_inputs(rnd: random.Random, rows: int, device="cpu"):
 
 def compare_forms(rank: int, ranks: int, seed: int, rounds: int, device_type: str) -> int:
     """Native and plain form on random inputs: same shapes, dtypes, strides and bits. Returns the cases compared."""
-    device = torch.device("cpu") if device_type == "cpu" else torch.device(device_type, rank)
+    device = torch.device("cpu") if device_type == "cpu" else torch.device("cuda", torch.cuda.current_device())
     group = native.TorchGroup(dist.group.WORLD)
     plain = PlainGroup(group)
     assert native.native_group_name(group) is not None
