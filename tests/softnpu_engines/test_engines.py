@@ -87,6 +87,7 @@ def check_layers(rows: list[dict[str, Any]], *, ours: bool) -> None:
         Case("qwen3_moe", dp=2, tp=2, sequence_parallel=True),
         Case("deepseek_v3", dp=2, tp=2, sequence_parallel=True),
         Case("qwen3_moe", dp=2, tp=1),
+        Case("deepseek_v3", dp=2, tp=1),
     ],
     ids=str,
 )
