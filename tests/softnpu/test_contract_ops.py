@@ -1,6 +1,6 @@
 """Shapes and types of what norms, rotary, attention and sampling return, as torch_npu's own host code infers them.
 
-test_moe_contract.py has the MoE operators. Not asked here: distribute_dispatch and combine, which communicate.
+test_moe_contract.py has the MoE operators; test_moe_distribute.py those that communicate.
 """
 
 import pytest

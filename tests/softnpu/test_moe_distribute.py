@@ -1,6 +1,7 @@
 """distribute_dispatch and distribute_combine, versions 1 and 2, between real processes, against loops over assignments.
 
-Every rank makes the inputs of all ranks from a seed, and so knows alone what must arrive.
+Every rank makes the inputs of all ranks from a seed, and so knows alone what must arrive. Shapes and types are compared
+with torch_npu's own host code on rank 0: the oracle needs no other rank, since nothing communicates there.
 """
 
 from dataclasses import dataclass, replace
@@ -9,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from vllm_ascend_moe.softnpu.contract import contract
 from vllm_ascend_moe.testing.launch import launch
 
 H = 32
@@ -26,6 +28,7 @@ class Case:
     smooth: bool = False
     mask: str | None = None
     one_expert: bool = False
+    hierarchy: bool = False
     global_bs: int | None = None
     cumulative: bool = False
     weights_too: bool = False
@@ -76,38 +79,48 @@ def expert_of(row: torch.Tensor, expert: int) -> torch.Tensor:
 
 def arguments(case: Case, rank: int, n: int, name: str) -> dict:
     world = {"group_ep": name, "ep_world_size": n, "ep_rank_id": rank, "moe_expert_num": case.experts}
+    if case.hierarchy:
+        world["comm_alg"] = "hierarchy"
     return {**world, "global_bs": max(case.tokens) * n if case.global_bs is None else case.global_bs}
 
 
-def dispatch(case: Case, mine, smooth, common: dict):
-    import torch_npu
+def call(name: str, *args, **kwargs):
+    """The operator ``npu::name``; on rank 0 also its contract."""
+    if dist.get_rank() == 0:
+        return contract(f"npu::{name}", *args, **kwargs)
+    return getattr(torch.ops.npu, name)(*args, **kwargs)
 
+
+def mask_of(case: Case, active: torch.Tensor):
+    if case.mask is None:
+        return None
+    return (active.any(1) if case.mask == "tokens" else active).npu()
+
+
+def suffix(case: Case) -> str:
+    return "_v2" if case.version == 2 else ""
+
+
+def dispatch(case: Case, mine, smooth, common: dict):
     x, ids, weights, active = mine
-    mask = None if case.mask is None else (active.any(1) if case.mask == "tokens" else active).npu()
-    function = torch_npu.npu_moe_distribute_dispatch_v2 if case.version == 2 else torch_npu.npu_moe_distribute_dispatch
     given = {
-        "x_active_mask": mask,
+        "x_active_mask": mask_of(case, active),
         "scales": None if smooth is None else smooth.npu(),
         "expert_scales": weights.npu() if case.weights_too else None,
         "quant_mode": 2 if case.quantise else 0,
         "expert_token_nums_type": 0 if case.cumulative else 1,
     }
-    return function(x.npu(), ids.npu(), **given, **common)
+    return call(f"npu_moe_distribute_dispatch{suffix(case)}", x.npu(), ids.npu(), **given, **common)
 
 
 def combine(case: Case, mine, y, outputs, common: dict):
-    import torch_npu
-
     _, ids, weights, active = mine
-    mask = None if case.mask is None else (active.any(1) if case.mask == "tokens" else active).npu()
-    index, counts = outputs[2], outputs[4]
-    if case.version == 2:
-        return torch_npu.npu_moe_distribute_combine_v2(
-            y, ids.npu(), index, counts, weights.npu(), x_active_mask=mask, **common
-        )
-    return torch_npu.npu_moe_distribute_combine(
-        y, ids.npu(), index, counts, weights.npu(), x_active_mask=mask, **common
-    )
+    index, counts, expand_scales = outputs[2], outputs[4], outputs[6]
+    name = f"npu_moe_distribute_combine{suffix(case)}"
+    given = {"x_active_mask": mask_of(case, active), "expand_scales": expand_scales if case.weights_too else None}
+    # With a hierarchy, the weights that went with the rows count, and not these.
+    weights = weights + 1 if "comm_alg" in common else weights
+    return call(name, y, ids.npu(), index, counts, weights.npu(), **given, **common)
 
 
 def round_trip(case: Case, rank: int, n: int, name: str, seed: int) -> None:
@@ -157,6 +170,7 @@ def wrong_calls(rank: int, n: int, name: str) -> None:
     refused("shared_expert_rank_num = 1 is not emulated", shared_expert_rank_num=1)
     refused("zero_expert_num = 1 is not emulated", zero_expert_num=1)
     refused(f"rank {(rank + 1) % n} of {n}, but the communicator", ep_rank_id=(rank + 1) % n)
+    refused("comm_alg = ring is not emulated", comm_alg="ring")
     refused("no communicator is called 'nowhere'", group_ep="nowhere")
     refused("moe_expert_num = 5 on", moe_expert_num=5)
     x, ids, weights, active = ranks[rank]
@@ -196,7 +210,8 @@ def cases_of(n: int, soc: str) -> list[Case]:
         second.append(Case(tokens=even, experts=2 * n, k=2, mask="assignments"))
         return second
     second.append(Case(tokens=even, experts=2 * n, k=2, weights_too=True))
-    return [*second, *(replace(case, version=1) for case in (second[2], *second[4:]))]
+    first = [replace(case, version=1) for case in (second[2], *second[4:])]
+    return [*second, Case(tokens=uneven, experts=2 * n, k=2, weights_too=True, hierarchy=True), *first]
 
 
 def everything(rank: int, n: int, soc: str) -> None:

@@ -61,6 +61,7 @@ AttentionCall make_call(const char* op, TENSORS, const aclTensor* sink, ATTRIBUT
   EMULATED(antiquant_mode == 0, op, "antiquant_mode", antiquant_mode);
   EMULATED(key_antiquant_mode == 0, op, "key_antiquant_mode", key_antiquant_mode);
   EMULATED(value_antiquant_mode == 0, op, "value_antiquant_mode", value_antiquant_mode);
+  EMULATED(inner_precise >= 0 && inner_precise <= 3, op, "inner_precise", inner_precise);  // bit 0: speed alone
   EMULATED(key->size() == 1 && value->size() == 1, op, "number of key tensors", key->size());
   AttentionCall call{
       .op = op,

@@ -30,10 +30,13 @@ ACLNN_OP(aclnnAttentionUpdate, const aclTensorList* lse, const aclTensorList* pa
 // [B, M, K] @ [B, K, N] -> [M, B, N], each operand permuted first.
 ACLNN_OP(aclnnTransposeBatchMatMul, const aclTensor* x1, const aclTensor* x2, const aclTensor* bias,
          const aclTensor* scale, const aclIntArray* perm1, const aclIntArray* perm2, const aclIntArray* perm_out,
-         int8_t, int32_t split, aclTensor* out) {
+         int8_t precision, int32_t split, aclTensor* out) {
   const char* op = "npu_transpose_batchmatmul";
   EMULATED(bias == nullptr, op, "bias", "a tensor");
   EMULATED(scale == nullptr, op, "scale", "a tensor");
+  // 0: as the types say; 1: float may be computed with less. Both are met. 2 and 3 ask for less with float.
+  EMULATED(precision <= 1 || x1->scalar_type() != at::kFloat, op, "cube_math_type with float32",
+           static_cast<int>(precision));
   EMULATED(split == 1, op, "batch_split_factor", split);
   EMULATED((*perm_out == std::vector<int64_t>{1, 0, 2}), op, "perm_y", *perm_out);
   TORCH_CHECK(x1->dim() == 3 && x2->dim() == 3, "aclnnTransposeBatchMatMul: input ", x1->sizes(), " and weight ",

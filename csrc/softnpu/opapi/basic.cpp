@@ -7,7 +7,9 @@ ACLNN_OP(aclnnInplaceCopy, aclTensor* self, const aclTensor* source) {
   ACLNN_RUN() { self->copy_(*source); };
 }
 
-ACLNN_OP(aclnnCast, const aclTensor* self, aclDataType, aclTensor* out) {
+ACLNN_OP(aclnnCast, const aclTensor* self, aclDataType type, aclTensor* out) {
+  TORCH_CHECK(type == out->type, "aclnnCast: dtype (aclDataType) = ", static_cast<int>(type), ", and the output is ",
+              static_cast<int>(out->type));
   ACLNN_RUN(out) { write(out, *self); };
 }
 

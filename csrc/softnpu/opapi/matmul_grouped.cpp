@@ -156,7 +156,8 @@ struct Call {
 
 Call prepare(const char* op, const aclTensorList* x, const aclTensorList* weight, const aclTensorList* bias,
              const aclTensorList* scale, const aclTensorList* per_token_scale, const aclTensorList* out,
-             const aclTensor* group_list, int64_t group_type, int64_t group_list_type, int64_t activation) {
+             const aclTensor* group_list, int64_t group_type, int64_t group_list_type, int64_t activation,
+             int64_t split_item) {
   const bool listed = group_list != nullptr && group_list->defined();
   Call call{{op, tensors(x), tensors(weight), tensors(bias), tensors(scale), tensors(per_token_scale), tensors(out),
              activation},
@@ -164,39 +165,54 @@ Call prepare(const char* op, const aclTensorList* x, const aclTensorList* weight
             group_type,
             group_list_type};
   check(call.arguments);
+  TORCH_CHECK(split_item >= 0 && split_item <= 3, op, ": split_item = ", split_item);
+  TORCH_CHECK(split_item < 2 || out->size() == 1, op, ": split_item = ", split_item, " has one output, not ",
+              out->size());
   call.check_groups();
   return call;
 }
 
-void refuse(const char* op, const aclTensorList* offset, const aclTensorList* antiquant_scale,
-            const aclTensorList* antiquant_offset) {
-  EMULATED(!given(offset), op, "offset", "(not null)");
-  EMULATED(!given(antiquant_scale), op, "antiquant_scale", "(not null)");
-  EMULATED(!given(antiquant_offset), op, "antiquant_offset", "(not null)");
+using NamedLists = std::initializer_list<std::pair<const char*, const aclTensorList*>>;
+
+void refuse(const char* op, NamedLists lists) {
+  for (const auto& [name, list] : lists) EMULATED(!given(list), op, name, "(not null)");
 }
 
 }  // namespace
 }  // namespace softnpu::grouped_matmul
 
+#define REFUSED_LISTS                                                                                           \
+  {                                                                                                             \
+    {"offset", offset}, {"antiquant_scale", antiquant_scale}, {"antiquant_offset", antiquant_offset},           \
+        {"activation_input", activation_input}, {"activation_quant_scale", activation_quant_scale},             \
+        {"activation_quant_offset", activation_quant_offset}, {"activation_feature_out", activation_feature}, { \
+      "dyn_quant_scale_out", dynamic_scale                                                                      \
+    }                                                                                                           \
+  }
+
 ACLNN_OP(aclnnGroupedMatmulV4, const aclTensorList* x, const aclTensorList* weight, const aclTensorList* bias,
          const aclTensorList* scale, const aclTensorList* offset, const aclTensorList* antiquant_scale,
          const aclTensorList* antiquant_offset, const aclTensorList* per_token_scale, const aclTensor* group_list,
-         const aclTensorList*, const aclTensorList*, const aclTensorList*, int64_t, int64_t group_type,
-         int64_t group_list_type, int64_t activation, aclTensorList* out, aclTensorList*, aclTensorList*) {
-  softnpu::grouped_matmul::refuse("aclnnGroupedMatmulV4", offset, antiquant_scale, antiquant_offset);
-  const auto call = softnpu::grouped_matmul::prepare("aclnnGroupedMatmulV4", x, weight, bias, scale, per_token_scale,
-                                                     out, group_list, group_type, group_list_type, activation);
+         const aclTensorList* activation_input, const aclTensorList* activation_quant_scale,
+         const aclTensorList* activation_quant_offset, int64_t split_item, int64_t group_type, int64_t group_list_type,
+         int64_t activation, aclTensorList* out, aclTensorList* activation_feature, aclTensorList* dynamic_scale) {
+  softnpu::grouped_matmul::refuse("aclnnGroupedMatmulV4", REFUSED_LISTS);
+  const auto call =
+      softnpu::grouped_matmul::prepare("aclnnGroupedMatmulV4", x, weight, bias, scale, per_token_scale, out, group_list,
+                                       group_type, group_list_type, activation, split_item);
   ACLNN_RUN(*out) { call.run(); };
 }
 
 ACLNN_OP(aclnnGroupedMatmulV5, const aclTensorList* x, const aclTensorList* weight, const aclTensorList* bias,
          const aclTensorList* scale, const aclTensorList* offset, const aclTensorList* antiquant_scale,
          const aclTensorList* antiquant_offset, const aclTensorList* per_token_scale, const aclTensor* group_list,
-         const aclTensorList*, const aclTensorList*, const aclTensorList*, int64_t, int64_t group_type,
-         int64_t group_list_type, int64_t activation, const aclIntArray*, aclTensorList* out, aclTensorList*,
-         aclTensorList*) {
-  softnpu::grouped_matmul::refuse("aclnnGroupedMatmulV5", offset, antiquant_scale, antiquant_offset);
-  const auto call = softnpu::grouped_matmul::prepare("aclnnGroupedMatmulV5", x, weight, bias, scale, per_token_scale,
-                                                     out, group_list, group_type, group_list_type, activation);
+         const aclTensorList* activation_input, const aclTensorList* activation_quant_scale,
+         const aclTensorList* activation_quant_offset, int64_t split_item, int64_t group_type, int64_t group_list_type,
+         int64_t activation, const aclIntArray* /*tuning_config: speed alone*/, aclTensorList* out,
+         aclTensorList* activation_feature, aclTensorList* dynamic_scale) {
+  softnpu::grouped_matmul::refuse("aclnnGroupedMatmulV5", REFUSED_LISTS);
+  const auto call =
+      softnpu::grouped_matmul::prepare("aclnnGroupedMatmulV5", x, weight, bias, scale, per_token_scale, out, group_list,
+                                       group_type, group_list_type, activation, split_item);
   ACLNN_RUN(*out) { call.run(); };
 }

@@ -1,5 +1,8 @@
 #include "opapi/moe_distribute.h"
 
+#include <algorithm>
+#include <cstdlib>
+
 #include "common/settings.h"
 #include "opapi/collective.h"
 
@@ -44,6 +47,8 @@ void check_call(const ExpertGroup& g, const Unused& unused, const at::Tensor& id
   TORCH_CHECK(ids.dim() == 2 && ids.scalar_type() == at::kInt, g.op, ": expert_ids ", ids.sizes(), " of ",
               ids.scalar_type(), "; must be int32 [BS, K]");
   check_limits(g, ids.size(0), ids.size(1), hidden);
+  const auto known = {"", "fullmesh", "fullmesh_v1", "fullmesh_v2", "hierarchy"};
+  EMULATED(std::count(known.begin(), known.end(), g.algorithm) == 1, g.op, "comm_alg", g.algorithm);
   TORCH_CHECK(g.ranks == group_size(g.name) && g.rank == group_rank(g.name), g.op, ": rank ", g.rank, " of ", g.ranks,
               ", but the communicator has this process as ", group_rank(g.name), " of ", group_size(g.name));
   TORCH_CHECK(g.global_bs % g.ranks == 0 && g.global_bs >= ids.size(0) * g.ranks, g.op, ": global_bs = ", g.global_bs,
@@ -54,6 +59,13 @@ void check_call(const ExpertGroup& g, const Unused& unused, const at::Tensor& id
               ": x_active_mask ", sizes, " of ", mask->scalar_type(), " does not fit expert_ids ", ids.sizes());
   TORCH_CHECK(!is_a2() || (mask->dim() == 1 && g.algorithm != "hierarchy"), g.op,
               ": this SoC takes a 1-D x_active_mask only, and none with comm_alg hierarchy");
+}
+
+bool hierarchical(const ExpertGroup& g) {
+  const auto is = [](const char* name, const char* value) { return text(std::getenv(name)) == value; };
+  if (!is_a2()) return false;
+  return g.algorithm.empty() ? is("HCCL_INTRA_PCIE_ENABLE", "1") && is("HCCL_INTRA_ROCE_ENABLE", "0")
+                             : g.algorithm == "hierarchy";
 }
 
 at::Tensor active_ids(const ExpertGroup& g, const at::Tensor& ids, const aclTensor* mask) {

@@ -32,6 +32,9 @@ void check_call(const ExpertGroup& group, const Unused& unused, const at::Tensor
 // The ids [BS, K] with -1 for those that the mask ([BS] or [BS, K]) leaves out. For the body of ACLNN_RUN.
 at::Tensor active_ids(const ExpertGroup& group, const at::Tensor& ids, const aclTensor* mask);
 
+// Whether tokens go to another server once and are passed on there: comm_alg, or two of HCCL's variables, on Atlas A2.
+bool hierarchical(const ExpertGroup& group);
+
 // Rows per destination rank of assignments that are sorted by expert.
 std::vector<int64_t> rows_by_rank(const ExpertGroup& group, const Routing& routing);
 

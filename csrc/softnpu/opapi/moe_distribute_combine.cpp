@@ -7,13 +7,15 @@ namespace {
 
 struct Combine {
   ExpertGroup group;
-  const aclTensor *expand_x, *expert_ids, *assist_info, *expand_idx, *ep_send_counts, *expert_scales, *mask, *out;
+  const aclTensor *expand_x, *expert_ids, *assist_info, *expand_idx, *ep_send_counts, *expert_scales, *expand_scales,
+      *mask, *out;
 
   void check(const Unused& unused) const;
   void run() const;
 
  private:
   at::Tensor send_counts() const;
+  at::Tensor rows_to_send(const at::Tensor& order) const;
   void check_index(const Routing& routing) const;
   void check_assist(const at::Tensor& counts) const;
 };
@@ -27,6 +29,9 @@ void Combine::check(const Unused& unused) const {
   TORCH_CHECK(expert_scales != nullptr && expert_scales->sizes() == expert_ids->sizes() &&
                   expert_scales->scalar_type() == at::kFloat,
               g.op, ": expert_scales must be float ", expert_ids->sizes());
+  TORCH_CHECK(expand_scales == nullptr || (expand_scales->dim() == 1 && expand_scales->scalar_type() == at::kFloat &&
+                                           expand_scales->size(0) == expand_x->size(0)),
+              g.op, ": expand_scales must be float [", expand_x->size(0), "], as dispatch returned them");
 }
 
 // dispatch's ep_recv_counts: [E / R, R] rows of each local expert from each rank, out of running sums.
@@ -38,6 +43,13 @@ at::Tensor Combine::send_counts() const {
   TORCH_CHECK(ends[-1].item<int64_t>() <= expand_x->size(0), g.op, ": ep_send_counts end at ", ends[-1].item<int64_t>(),
               ", expand_x has ", expand_x->size(0), " rows");
   return counts.view({g.local_experts(), g.ranks});
+}
+
+// With a hierarchy, rows are weighted where they are computed.
+at::Tensor Combine::rows_to_send(const at::Tensor& order) const {
+  const auto rows = expand_x->index_select(0, order);
+  if (expand_scales == nullptr) return rows;
+  return rows.to(at::kFloat) * expand_scales->index_select(0, order).unsqueeze(1);
 }
 
 void Combine::check_index(const Routing& routing) const {
@@ -64,17 +76,17 @@ void Combine::run() const {
   if (assist_info != nullptr) check_assist(counts);
   const auto rows = counts.sum(0);
   const std::vector<int64_t> per_rank(rows.data_ptr<int64_t>(), rows.data_ptr<int64_t>() + g.ranks);
-  const auto back = all_to_all(g.name, expand_x->index_select(0, regrouped(counts)).split_with_sizes(per_rank));
+  const auto back = all_to_all(g.name, rows_to_send(regrouped(counts)).split_with_sizes(per_rank));
   const auto wanted = rows_by_rank(g, routing);
   for (int64_t r = 0; r < g.ranks; ++r) {
     TORCH_CHECK(back[r].size(0) == wanted[r], g.op, ": ", back[r].size(0), " rows came back from rank ", r, ", ",
                 wanted[r], " went there");
   }
-  const auto weights = expert_scales->flatten().index_select(0, routing.rows).unsqueeze(1);
+  auto weighted_rows = at::cat(back).to(at::kFloat);
+  if (expand_scales == nullptr) weighted_rows *= expert_scales->flatten().index_select(0, routing.rows).unsqueeze(1);
   const int64_t k = ids.size(1), hidden = expand_x->size(1);
-  const auto weighted = at::zeros({ids.numel(), hidden})
-                            .index_copy(0, routing.rows, at::cat(back).to(at::kFloat) * weights)
-                            .view({-1, k, hidden});
+  const auto weighted =
+      at::zeros({ids.numel(), hidden}).index_copy(0, routing.rows, weighted_rows).view({-1, k, hidden});
   // Tokens that went nowhere are not written.
   const auto tokens = ids.ge(0).any(1).nonzero().squeeze(-1);
   out->index_copy_(0, tokens, weighted.sum(1).index_select(0, tokens).to(out->scalar_type()));
@@ -94,39 +106,38 @@ void refuse_modes(const char* op, int64_t out_dtype, int64_t comm_quant_mode, in
 }  // namespace softnpu
 
 ACLNN_OP(aclnnMoeDistributeCombine, const aclTensor* expand_x, const aclTensor* expert_ids, const aclTensor* expand_idx,
-         const aclTensor* ep_send_counts, const aclTensor* expert_scales, const aclTensor*, const aclTensor* mask,
-         const aclTensor* activation_scale, const aclTensor* weight_scale, const aclTensor* group_list,
-         const aclTensor*, const char* group_ep, int64_t ep_world_size, int64_t ep_rank, int64_t experts, const char*,
-         int64_t tp_world_size, int64_t, int64_t expert_shard_type, int64_t shared_experts, int64_t shared_expert_ranks,
+         const aclTensor* ep_send_counts, const aclTensor* expert_scales, const aclTensor* /*tp_send_counts: no TP*/,
+         const aclTensor* mask, const aclTensor* activation_scale, const aclTensor* weight_scale,
+         const aclTensor* group_list, const aclTensor* expand_scales, const char* group_ep, int64_t ep_world_size,
+         int64_t ep_rank, int64_t experts, const char* /*group_tp*/, int64_t tp_world_size,
+         int64_t /*tp_rank_id: no TP*/, int64_t expert_shard_type, int64_t shared_experts, int64_t shared_expert_ranks,
          int64_t global_bs, int64_t out_dtype, int64_t comm_quant_mode, int64_t group_list_type, aclTensor* out) {
   constexpr const char* op = "aclnnMoeDistributeCombine";
   softnpu::refuse(op, activation_scale, "activation_scale");
   softnpu::refuse(op, weight_scale, "weight_scale");
   softnpu::refuse(op, group_list, "group_list");
   softnpu::refuse_modes(op, out_dtype, comm_quant_mode, group_list_type);
-  const softnpu::Combine call{{op, softnpu::text(group_ep), ep_world_size, ep_rank, experts, global_bs, ""},
-                              expand_x,
-                              expert_ids,
-                              nullptr,
-                              expand_idx,
-                              ep_send_counts,
-                              expert_scales,
-                              mask,
-                              out};
+  const softnpu::ExpertGroup group{op, softnpu::text(group_ep), ep_world_size, ep_rank, experts, global_bs, ""};
+  const softnpu::Combine call{group,         expand_x,
+                              expert_ids,    nullptr,
+                              expand_idx,    ep_send_counts,
+                              expert_scales, softnpu::hierarchical(group) ? expand_scales : nullptr,
+                              mask,          out};
   call.check({tp_world_size, expert_shard_type, shared_experts, shared_expert_ranks, 0, 0, 0});
   ACLNN_RUN(out) { call.run(); };
 }
 
 ACLNN_OP(aclnnMoeDistributeCombineV4, const aclTensor* expand_x, const aclTensor* expert_ids,
          const aclTensor* assist_info, const aclTensor* ep_send_counts, const aclTensor* expert_scales,
-         const aclTensor*, const aclTensor* mask, const aclTensor* activation_scale, const aclTensor* weight_scale,
-         const aclTensor* group_list, const aclTensor*, const aclTensor* shared_expert_x, const aclTensor* elastic_info,
-         const aclTensor* ori_x, const aclTensor* alpha_1, const aclTensor* alpha_2, const aclTensor* const_expert_v,
+         const aclTensor* /*tp_send_counts: no TP*/, const aclTensor* mask, const aclTensor* activation_scale,
+         const aclTensor* weight_scale, const aclTensor* group_list, const aclTensor* expand_scales,
+         const aclTensor* shared_expert_x, const aclTensor* elastic_info, const aclTensor* ori_x,
+         const aclTensor* alpha_1, const aclTensor* alpha_2, const aclTensor* const_expert_v,
          const aclTensor* performance_info, const char* group_ep, int64_t ep_world_size, int64_t ep_rank,
-         int64_t experts, const char*, int64_t tp_world_size, int64_t, int64_t expert_shard_type,
-         int64_t shared_experts, int64_t shared_expert_ranks, int64_t global_bs, int64_t out_dtype,
-         int64_t comm_quant_mode, int64_t group_list_type, const char* algorithm, int64_t zero_experts,
-         int64_t copy_experts, int64_t const_experts, aclTensor* out) {
+         int64_t experts, const char* /*group_tp*/, int64_t tp_world_size, int64_t /*tp_rank_id: no TP*/,
+         int64_t expert_shard_type, int64_t shared_experts, int64_t shared_expert_ranks, int64_t global_bs,
+         int64_t out_dtype, int64_t comm_quant_mode, int64_t group_list_type, const char* algorithm,
+         int64_t zero_experts, int64_t copy_experts, int64_t const_experts, aclTensor* out) {
   constexpr const char* op = "aclnnMoeDistributeCombineV4";
   softnpu::refuse(op, activation_scale, "activation_scale");
   softnpu::refuse(op, weight_scale, "weight_scale");
@@ -139,16 +150,18 @@ ACLNN_OP(aclnnMoeDistributeCombineV4, const aclTensor* expand_x, const aclTensor
   softnpu::refuse(op, const_expert_v, "const_expert_v");
   softnpu::refuse(op, performance_info, "performance_info");
   softnpu::refuse_modes(op, out_dtype, comm_quant_mode, group_list_type);
-  const softnpu::Combine call{
-      {op, softnpu::text(group_ep), ep_world_size, ep_rank, experts, global_bs, softnpu::text(algorithm)},
-      expand_x,
-      expert_ids,
-      assist_info,
-      nullptr,
-      ep_send_counts,
-      expert_scales,
-      mask,
-      out};
+  const softnpu::ExpertGroup group{op,        softnpu::text(group_ep), ep_world_size, ep_rank, experts,
+                                   global_bs, softnpu::text(algorithm)};
+  const softnpu::Combine call{group,
+                              expand_x,
+                              expert_ids,
+                              assist_info,
+                              nullptr,
+                              ep_send_counts,
+                              expert_scales,
+                              softnpu::hierarchical(group) ? expand_scales : nullptr,  // of no effect otherwise
+                              mask,
+                              out};
   call.check({tp_world_size, expert_shard_type, shared_experts, shared_expert_ranks, zero_experts, copy_experts,
               const_experts});
   ACLNN_RUN(out) { call.run(); };

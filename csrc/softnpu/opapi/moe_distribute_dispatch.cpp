@@ -116,10 +116,11 @@ void Dispatch::run() const {
 
 ACLNN_OP(aclnnMoeDistributeDispatch, const aclTensor* x, const aclTensor* expert_ids, const aclTensor* scales,
          const aclTensor* mask, const aclTensor* expert_scales, const char* group_ep, int64_t ep_world_size,
-         int64_t ep_rank, int64_t experts, const char*, int64_t tp_world_size, int64_t, int64_t expert_shard_type,
-         int64_t shared_experts, int64_t shared_expert_ranks, int64_t quant_mode, int64_t global_bs,
-         int64_t token_nums_type, aclTensor* expand_x, aclTensor* dynamic_scales, aclTensor* expand_idx,
-         aclTensor* expert_token_nums, aclTensor* ep_recv_counts, aclTensor* tp_recv_counts, aclTensor* expand_scales) {
+         int64_t ep_rank, int64_t experts, const char* /*group_tp*/, int64_t tp_world_size,
+         int64_t /*tp_rank_id: no TP*/, int64_t expert_shard_type, int64_t shared_experts, int64_t shared_expert_ranks,
+         int64_t quant_mode, int64_t global_bs, int64_t token_nums_type, aclTensor* expand_x, aclTensor* dynamic_scales,
+         aclTensor* expand_idx, aclTensor* expert_token_nums, aclTensor* ep_recv_counts, aclTensor* tp_recv_counts,
+         aclTensor* expand_scales) {
   const softnpu::Dispatch call{
       {"aclnnMoeDistributeDispatch", softnpu::text(group_ep), ep_world_size, ep_rank, experts, global_bs, ""},
       x,
@@ -145,9 +146,9 @@ ACLNN_OP(aclnnMoeDistributeDispatch, const aclTensor* x, const aclTensor* expert
 ACLNN_OP(aclnnMoeDistributeDispatchV4, const aclTensor* x, const aclTensor* expert_ids, const aclTensor* scales,
          const aclTensor* mask, const aclTensor* expert_scales, const aclTensor* elastic_info,
          const aclTensor* performance_info, const char* group_ep, int64_t ep_world_size, int64_t ep_rank,
-         int64_t experts, const char*, int64_t tp_world_size, int64_t, int64_t expert_shard_type,
-         int64_t shared_experts, int64_t shared_expert_ranks, int64_t quant_mode, int64_t global_bs,
-         int64_t token_nums_type, const char* algorithm, int64_t zero_experts, int64_t copy_experts,
+         int64_t experts, const char* /*group_tp*/, int64_t tp_world_size, int64_t /*tp_rank_id: no TP*/,
+         int64_t expert_shard_type, int64_t shared_experts, int64_t shared_expert_ranks, int64_t quant_mode,
+         int64_t global_bs, int64_t token_nums_type, const char* algorithm, int64_t zero_experts, int64_t copy_experts,
          int64_t const_experts, aclTensor* expand_x, aclTensor* dynamic_scales, aclTensor* assist_info,
          aclTensor* expert_token_nums, aclTensor* ep_recv_counts, aclTensor* tp_recv_counts, aclTensor* expand_scales) {
   constexpr const char* op = "aclnnMoeDistributeDispatchV4";

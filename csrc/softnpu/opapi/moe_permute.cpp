@@ -4,8 +4,9 @@
 using softnpu::write;
 
 // sorted_indices[t * K + k] is where assignment (t, k) goes; those at or after the rows of permuted_tokens are dropped.
-ACLNN_OP(aclnnMoeTokenPermute, const aclTensor* tokens, const aclTensor* indices, int64_t, bool padded_mode,
-         aclTensor* permuted_tokens, aclTensor* sorted_indices) {
+ACLNN_OP(aclnnMoeTokenPermute, const aclTensor* tokens, const aclTensor* indices,
+         int64_t /*num_out_tokens: rows of permuted_tokens*/, bool padded_mode, aclTensor* permuted_tokens,
+         aclTensor* sorted_indices) {
   constexpr const char* op = "aclnnMoeTokenPermute";
   EMULATED(!padded_mode, op, "padded_mode", "true");
   TORCH_CHECK(tokens->dim() >= 2 && (indices->dim() == 1 || indices->dim() == 2) && tokens->size(0) == indices->size(0),
@@ -26,7 +27,7 @@ ACLNN_OP(aclnnMoeTokenPermute, const aclTensor* tokens, const aclTensor* indices
 // out[t] = sum over k of probs[t, k] * permuted[sorted_indices[t * K + k]], in float. What was dropped adds nothing,
 // and a row with weight 0 is not read: it may be NaN.
 ACLNN_OP(aclnnMoeTokenUnpermute, const aclTensor* permuted, const aclTensor* sorted_indices, const aclTensor* probs,
-         bool padded_mode, const aclIntArray*, aclTensor* out) {
+         bool padded_mode, const aclIntArray* /*restore_shape: for padded_mode*/, aclTensor* out) {
   constexpr const char* op = "aclnnMoeTokenUnpermute";
   EMULATED(!padded_mode, op, "padded_mode", "true");
   const int64_t k = probs == nullptr ? 1 : probs->size(1), assignments = sorted_indices->numel();

@@ -84,8 +84,19 @@ aclError aclGetCannAttributeList(const aclCannAttr** list, size_t* count) {
   return ACL_SUCCESS;
 }
 
+// Numbers that are too large become infinite here; saturation would be another arithmetic.
+aclError aclrtSetDeviceSatMode(aclrtFloatOverflowMode mode) {
+  if (mode == ACL_RT_OVERFLOW_MODE_INFNAN) return ACL_SUCCESS;
+  return fail(ACL_ERROR_API_NOT_SUPPORT, "aclrtSetDeviceSatMode: mode = " + std::to_string(mode) +
+                                             " (saturation) is not emulated, only infinity and NaN (mode 1)");
+}
+aclError aclrtSetStreamOverflowSwitch(aclrtStream, uint32_t flag) {
+  if (flag == 0) return ACL_SUCCESS;
+  return fail(ACL_ERROR_API_NOT_SUPPORT, "aclrtSetStreamOverflowSwitch: flag = " + std::to_string(flag) +
+                                             " is not emulated: overflows are not detected");
+}
+
 // Settings of hardware behaviour with no counterpart on a host.
-aclError aclrtSetDeviceSatMode(aclrtFloatOverflowMode) { return ACL_SUCCESS; }
 aclError aclrtSetOpExecuteTimeOut(uint32_t) { return ACL_SUCCESS; }
 aclError aclrtSetOpExecuteTimeOutV2(uint64_t timeout, uint64_t* actual) {
   if (actual != nullptr) *actual = timeout;
@@ -94,7 +105,6 @@ aclError aclrtSetOpExecuteTimeOutV2(uint64_t timeout, uint64_t* actual) {
 aclError aclrtSetOpWaitTimeout(uint32_t) { return ACL_SUCCESS; }
 aclError aclrtSetStreamFailureMode(aclrtStream, uint64_t) { return ACL_SUCCESS; }
 aclError aclrtSetStreamAttribute(aclrtStream, aclrtStreamAttr, aclrtStreamAttrValue*) { return ACL_SUCCESS; }
-aclError aclrtSetStreamOverflowSwitch(aclrtStream, uint32_t) { return ACL_SUCCESS; }
 aclError aclrtGetStreamOverflowSwitch(aclrtStream, uint32_t* flag) {
   *flag = 0;
   return ACL_SUCCESS;
