@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from vllm_ascend_moe.softnpu.overrides import attention, cache, moe, norm, rotary
+from vllm_ascend_moe.softnpu.overrides import attention, cache, custom, moe, norm, quant, rotary
 
 INSTALLERS: list[Callable[[], None]] = [
     attention.install,
     cache.install,
+    custom.install,
     moe.install,
     norm.install,
+    quant.install,
     rotary.install,
 ]
 

@@ -42,6 +42,20 @@ def compose(name: str, implementation: Callable[..., Any]) -> None:
     _names.add(name)
 
 
+def emulate_undefined(name: str, schema: str, implementation: Callable[..., Any]) -> None:
+    """As :func:`emulate`, for an operator that the library which has it defines later.
+
+    The work is done by an operator of our own with the same ``schema``, which starts at its parenthesis; arguments are
+    passed on by position, and those after a star by name.
+    """
+    operator = name.split("::")[1]
+    ours = torch.library.Library("softnpu", "FRAGMENT")
+    _libraries.append(ours)
+    ours.define(f"{operator}{schema}")
+    emulate(f"softnpu::{operator}", implementation)
+    compose(name, getattr(torch.ops.softnpu, operator).default)
+
+
 def emulated() -> list[str]:
     """Full names of the operators that this process has given kernels, without those of our own namespace."""
     return sorted(name for name in _names if not name.startswith("softnpu::"))

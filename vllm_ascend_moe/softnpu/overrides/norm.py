@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from vllm_ascend_moe.softnpu.overrides.emulate import compose, emulate
-
-_libraries: list[torch.library.Library] = []  # a registration lives as long as its library object
+from vllm_ascend_moe.softnpu.overrides.emulate import emulate_undefined
 
 _SCHEMA = (
-    "add_rms_norm_bias(Tensor x1, Tensor x2, Tensor gamma, Tensor? beta=None, float epsilon=1e-6) "
-    "-> (Tensor y, Tensor rstd, Tensor x)"
+    "(Tensor x1, Tensor x2, Tensor gamma, Tensor? beta=None, float epsilon=1e-6) -> (Tensor y, Tensor rstd, Tensor x)"
 )
 
 Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -39,9 +36,5 @@ def _add_rms_norm_bias(
 
 
 def install() -> None:
-    """Registers the kernel; vllm-ascend defines its operator later, so that the work is done by one of ours."""
-    ours = torch.library.Library("softnpu", "FRAGMENT")
-    ours.define(_SCHEMA)
-    _libraries.append(ours)
-    emulate("softnpu::add_rms_norm_bias", _add_rms_norm_bias)
-    compose("_C_ascend::npu_add_rms_norm_bias", torch.ops.softnpu.add_rms_norm_bias.default)
+    """Registers the kernel."""
+    emulate_undefined("_C_ascend::npu_add_rms_norm_bias", _SCHEMA, _add_rms_norm_bias)
