@@ -22,8 +22,9 @@ from vllm.model_executor.layers.fused_moe.topk_weight_and_reduce import (
     TopKWeightAndReduceNoOP,
 )
 
+from vllm_ascend_moe.comm.all_gather import row_bytes
 from vllm_ascend_moe.comm.base import ActivationFormat, TokenComm
-from vllm_ascend_moe.comm.padded_all_gather import PAD_VALUES, row_bytes
+from vllm_ascend_moe.comm.padded_all_gather import PAD_VALUES
 from vllm_ascend_moe.errors import ShapeError
 from vllm_ascend_moe.integration.forward_state import current_layouts
 from vllm_ascend_moe.ops.native import packed_all_gather

@@ -23,6 +23,7 @@ from vllm_ascend_moe.comm.base import ActivationFormat, Dispatched, TokenComm
 from vllm_ascend_moe.comm.batched_all_to_all import BatchedAllToAll
 from vllm_ascend_moe.comm.padded_all_gather import PaddedAllGather
 from vllm_ascend_moe.comm.payload import QuantizedDispatch, dequantize_tokens, quantize_tokens
+from vllm_ascend_moe.comm.uneven_all_gather import UnevenAllGather
 from vllm_ascend_moe.errors import AscendMoEError
 from vllm_ascend_moe.experts.base import ExpertWeights
 from vllm_ascend_moe.experts.reference import ReferenceExperts
@@ -102,6 +103,7 @@ def strategies(case: Case, group: Any, *, exact: bool) -> dict[str, TokenComm]:
         "padded_allgather": PaddedAllGather(group, packed_bytes=case.seed % 2 << 30, exact=exact),
         "all_to_all": AllToAll(group, placement, exact=exact),
         "batched_all_to_all": BatchedAllToAll(group, placement, capacity, exact=exact),
+        "uneven_allgather": UnevenAllGather(group, packed_bytes=case.seed % 2 << 30, exact=exact),
     }
 
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from vllm_ascend_moe.comm.all_to_all import AllToAll
 from vllm_ascend_moe.comm.batched_all_to_all import BatchedAllToAll
 from vllm_ascend_moe.comm.padded_all_gather import PaddedAllGather
+from vllm_ascend_moe.comm.uneven_all_gather import UnevenAllGather
 from vllm_ascend_moe.errors import CommError
 from vllm_ascend_moe.layout import TokenLayout
 from vllm_ascend_moe.ops.native import TorchGroup
@@ -26,6 +27,7 @@ STRATEGIES = {
     "padded_allgather": lambda group, placement: PaddedAllGather(group),
     "all_to_all": AllToAll,
     "batched_all_to_all": lambda group, placement: BatchedAllToAll(group, placement, capacity=TOKENS),
+    "uneven_allgather": lambda group, placement: UnevenAllGather(group),
 }
 
 
