@@ -48,7 +48,7 @@ OUTSIDE: dict[str, set[str]] = {
     "torch": set(LAYERS) - {"errors", "envs", "__init__", "__main__"},
     "vllm": {"integration", "platform", "ops/register_custom_ops.py"},
     "vllm_ascend": {"integration", "platform"},
-    "torch_npu": {"integration", "softnpu", "comm/mc2.py", "experts/npu.py"},
+    "torch_npu": {"integration", "softnpu", "ops/npu.py"},
     "triton": {"kernels", "experts/batched_triton.py", "tools/ascend_check/lower.py", "tools/ascend_check/specs.py"},
     "ascendnpuir": {"tools/ascend_check/lower.py"},
     "pydantic": {"config"},

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from vllm_ascend_moe.errors import InvalidValueError, MissingDependencyError, UnsupportedError
-from vllm_ascend_moe.experts import select
+from vllm_ascend_moe.experts import npu, select
 from vllm_ascend_moe.experts.base import ExpertWeights
 from vllm_ascend_moe.experts.native import NativeExperts
 from vllm_ascend_moe.experts.npu import NpuExperts
@@ -24,6 +24,8 @@ def have(monkeypatch: pytest.MonkeyPatch):
         installed = {"triton": triton, "torch_npu": torch_npu}
         monkeypatch.setattr(select, "native_available", lambda: extension)
         monkeypatch.setattr(select, "find_spec", lambda name: object() if installed[name] else None)
+        if torch_npu:  # whose operators the kernel looks up when it is made
+            monkeypatch.setattr(npu, "npu_operator", lambda name: name)
 
     replace()
     return replace

@@ -17,30 +17,29 @@ Symbols: rows tokens; H hidden size; N expert intermediate size; K top-k; E_l ex
 
 from __future__ import annotations
 
-from functools import cache
-from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from vllm_ascend_moe.errors import MissingDependencyError, ShapeError
+from vllm_ascend_moe.errors import ShapeError
 from vllm_ascend_moe.experts.activation import activate
 from vllm_ascend_moe.experts.base import ExpertWeights
 from vllm_ascend_moe.experts.npu_checks import check_shapes, result_dtype
 from vllm_ascend_moe.experts.scaled import ScaledExpertWeights
+from vllm_ascend_moe.ops.npu import npu_operator
 
 # Arguments of the operators that are numbers with a meaning.
 _UNQUANTIZED, _COUNTS, _ENDS, _BY_ROWS, _ONE_OUTPUT = -1, 1, 0, 0, 2
 
 
-@cache
-def _npu() -> Any:
-    try:
-        return import_module("torch_npu")
-    except ImportError as error:
-        raise MissingDependencyError(
-            f'experts = "npu" needs torch_npu ({error}). Install the torch-npu of your torch version, or choose "auto".'
-        ) from error
+class _Operators(NamedTuple):
+    """Of torch_npu, looked up when the kernel is made: a compiled layer cannot import."""
+
+    quantize: Any
+    route: Any
+    product: Any
+    swiglu: Any
+    unpermute: Any
 
 
 class NpuExperts:
@@ -48,8 +47,20 @@ class NpuExperts:
 
     ``weights`` are floating, of the dtype of ``hidden``, or :class:`ScaledExpertWeights` in int8 (W8A8: rows are
     quantised too, each with its own scale, unless they come in int8; products are exact in int32). They are read as
-    they lie, [E_l, out, in]; no copy is made.
+    they lie, [E_l, out, in]; no copy is made. Layers can be compiled as one graph.
+
+    Raises:
+        MissingDependencyError: torch_npu is not installed.
     """
+
+    def __init__(self) -> None:
+        self._operators = _Operators(
+            quantize=npu_operator("npu_dynamic_quant"),
+            route=npu_operator("npu_moe_init_routing_v2"),
+            product=npu_operator("npu_grouped_matmul"),
+            swiglu=npu_operator("npu_swiglu"),
+            unpermute=npu_operator("npu_moe_token_unpermute"),
+        )
 
     def apply(
         self,
@@ -72,7 +83,6 @@ class NpuExperts:
 
         Raises:
             ShapeError, DtypeError: operands that do not fit. InvalidValueError: an unknown activation.
-            MissingDependencyError: torch_npu is not installed.
         """
         if topk_ids.shape != topk_weights.shape or topk_ids.shape[:1] != hidden.shape[:1]:
             raise ShapeError(
@@ -86,7 +96,7 @@ class NpuExperts:
         nowhere = slots == num_local
         factors = torch.ones_like(topk_weights) if apply_router_weight_on_input else topk_weights
         factors = factors.to(torch.float32).masked_fill(nowhere, 0)
-        y = _routed_mlp(hidden, slots, factors, weights, activation, scales, out)
+        y = _routed_mlp(self._operators, hidden, slots, factors, weights, activation, scales, out)
         return y if out is None else out.copy_(y)
 
     def apply_batched(
@@ -113,7 +123,8 @@ class NpuExperts:
         slots = torch.where(used, experts, num_local).view(-1, 1)
         factors = used.to(torch.float32).view(-1, 1)
         row_scales = None if scales is None else scales.reshape(-1)
-        y = _routed_mlp(hidden.reshape(-1, hidden_size), slots, factors, weights, activation, row_scales, out)
+        rows_of_all = hidden.reshape(-1, hidden_size)
+        y = _routed_mlp(self._operators, rows_of_all, slots, factors, weights, activation, row_scales, out)
         y = y.view(hidden.shape)
         return y if out is None else out.copy_(torch.where(used[..., None], y.to(out.dtype), out))
 
@@ -132,6 +143,7 @@ def _slots(topk_ids: torch.Tensor, expert_map: torch.Tensor | None, num_local: i
 
 
 def _routed_mlp(
+    operators: _Operators,
     hidden: torch.Tensor,
     slots: torch.Tensor,
     factors: torch.Tensor,
@@ -148,11 +160,11 @@ def _routed_mlp(
         return hidden.new_zeros(hidden.shape, dtype=dtype)
     quantized = isinstance(weights, ScaledExpertWeights)
     if quantized and scales is None:
-        hidden, scales = _npu().npu_dynamic_quant(hidden)
+        hidden, scales = operators.quantize(hidden)
     elif not quantized and scales is not None:
         hidden, scales = (hidden.to(torch.float32) * scales[:, None]).to(dtype), None
     num_local = weights.w13.shape[0]
-    x, positions, counts, row_scales = _npu().npu_moe_init_routing_v2(
+    x, positions, counts, row_scales = operators.route(
         hidden,
         slots,
         scale=scales,
@@ -163,17 +175,18 @@ def _routed_mlp(
         quant_mode=_UNQUANTIZED,
         active_expert_range=[0, num_local],
     )
-    h = _product(x, weights, "w13", counts, row_scales, dtype)
-    h = _npu().npu_swiglu(h) if activation == "silu" else activate(h, activation)
+    h = _product(operators, x, weights, "w13", counts, row_scales, dtype)
+    h = operators.swiglu(h) if activation == "silu" else activate(h, activation)
     middle_scales = None
     if quantized:
-        h, middle_scales = _npu().npu_dynamic_quant(h)
-    y = _product(h, weights, "w2", counts, middle_scales, dtype)
+        h, middle_scales = operators.quantize(h)
+    y = _product(operators, h, weights, "w2", counts, middle_scales, dtype)
     # Positions of choices without an expert are -1; with a factor of 0 they are not read, but must be in range.
-    return _npu().npu_moe_token_unpermute(y, positions.clamp_(min=0), probs=factors)
+    return operators.unpermute(y, positions.clamp_(min=0), probs=factors)
 
 
 def _product(
+    operators: _Operators,
     x: torch.Tensor,
     weights: ExpertWeights,
     which: str,
@@ -192,7 +205,7 @@ def _product(
         options = {"scale": [scale], "per_token_scale": [row_scales], "output_dtype": dtype}
     elif bias is not None:
         options = {"bias": [bias.to(dtype if dtype == torch.float16 else torch.float32)]}
-    (y,) = _npu().npu_grouped_matmul(
+    (y,) = operators.product(
         [x],
         [weight.transpose(1, 2)],
         group_list=counts,

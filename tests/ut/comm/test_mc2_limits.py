@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from vllm_ascend_moe.comm.mc2 import MC2
-from vllm_ascend_moe.comm.mc2_limits import buffer_mib_needed
 from vllm_ascend_moe.errors import (
     AscendMoEError,
     CapacityError,
     ConfigError,
     DtypeError,
+    InvalidValueError,
     PlacementError,
     ShapeError,
     UnsupportedError,
@@ -28,15 +28,14 @@ class Ranks:
         self.world_size, self.rank_in_group = world_size, 0
 
 
-def make(placement: ExpertPlacement | None = None, **changed: int) -> MC2:
+def make(placement: ExpertPlacement | None = None, **changed: int | str) -> MC2:
     placement = ExpertPlacement.linear(8, 2) if placement is None else placement
     return MC2(Ranks(placement.ep_size), placement, **(SIZES | changed))
 
 
 def test_the_buffer_of_the_reported_case():
     """128 tokens, 16 ranks, 16 experts each, top-8, H = 7168: 452 MiB against a default of 200."""
-    assert buffer_mib_needed(128, 16, 16, 8, 7168) == 452
-    with pytest.raises(ConfigError, match=r"HCCL_BUFFSIZE = '200', but it must be at least 452 .*HCCL_BUFFSIZE=452"):
+    with pytest.raises(ConfigError, match=r"HCCL_BUFFSIZE = 200, but it must be at least 452 .*HCCL_BUFFSIZE=452"):
         make(ExpertPlacement.linear(256, 16), max_tokens=128, hidden_size=7168, top_k=8)
 
 
@@ -54,24 +53,33 @@ def test_the_buffer_that_is_set(given, enough, monkeypatch):
 @pytest.mark.parametrize(
     ("changed", "error"),
     [
-        ({"max_tokens": 513}, CapacityError),
+        ({"max_tokens": 257}, CapacityError),
         ({"max_tokens": 0}, CapacityError),
         ({"top_k": 17}, ShapeError),
         ({"top_k": 0}, ShapeError),
         ({"hidden_size": 48}, ShapeError),
-        ({"hidden_size": 10272}, ShapeError),
+        ({"hidden_size": 7200}, ShapeError),
         ({"placement": ExpertPlacement.linear(5, 2)}, PlacementError),
         ({"placement": ExpertPlacement.of((0, 0, 0, 1), 2)}, PlacementError),
         ({"placement": ExpertPlacement.linear(1026, 2)}, PlacementError),
-        ({"placement": ExpertPlacement.linear(4, 1)}, PlacementError),
+        ({"placement": ExpertPlacement.linear(4, 1)}, InvalidValueError),
     ],
     ids=str,
 )
 def test_sizes_that_the_operators_do_not_take(changed, error, monkeypatch):
     monkeypatch.setenv("HCCL_BUFFSIZE", "100000")
-    make(max_tokens=512, top_k=2, hidden_size=10240)
+    make(max_tokens=256, top_k=2, hidden_size=7168)
+    make(max_tokens=512, top_k=2, hidden_size=8192, product="atlas-a3")
     with pytest.raises(error, match="but it must be"):
         make(**changed)
+
+
+def test_a_group_with_a_part_of_the_experts_counts_those():
+    """4 of 8 experts live on this group's ranks, as where TP ranks have the same tokens."""
+    part = ExpertPlacement.linear(8, 4).restrict([0, 2])
+    make(part, top_k=4)
+    with pytest.raises(ShapeError, match="top_k = 5, but it must be 1 to 4"):
+        make(part, top_k=5)
 
 
 def dispatch(dtype: torch.dtype = torch.bfloat16, sizes: tuple[int, int] = (3, 8), **options: torch.Tensor) -> object:
