@@ -27,7 +27,7 @@ COLUMNS = ["link", "ranks", "tokens", "chosen", "padded_allgather", "all_to_all"
 
 def project(link: str, ranks: int, tokens: int, quantized: bool) -> dict[str, Any]:
     """Microseconds and megabytes (out and back, all ranks but this one) of each strategy."""
-    shape = MoEShape(hidden_size=7168, num_experts=256, top_k=8, quantized=quantized)
+    shape = MoEShape(hidden_size=7168, num_experts=256, top_k=8, payload="int8" if quantized else "none")
     situation = Situation(shape=shape, link=LINKS[link], capacity=tokens)
     sizes = (tokens,) * ranks
     costs = price(sizes, situation)

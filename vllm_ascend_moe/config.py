@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from vllm_ascend_moe.errors import ConfigError
 
 SECTION = "ascend_moe"
-CommName = Literal["auto", "padded_allgather", "all_to_all", "batched_all_to_all"]
+CommName = Literal["auto", "padded_allgather", "all_to_all", "batched_all_to_all", "mc2", "uneven_allgather"]
 ExpertsName = Literal["auto", "native", "torch", "reference", "triton", "npu", "vllm"]
 
 
@@ -26,7 +26,7 @@ class AscendMoEConfig(BaseModel):
 
     comm: CommName = Field(
         default="auto",
-        description="How tokens reach experts. auto: per forward, by the cost model of comm/select.py.",
+        description="How tokens reach experts. auto: per forward, by the cost model of comm/select.py. mc2: NPUs only.",
     )
     max_tokens_across_dp: int | None = Field(
         default=None,
@@ -36,7 +36,8 @@ class AscendMoEConfig(BaseModel):
     )
     over_capacity: Literal["error", "rows"] = Field(
         default="error",
-        description="A pass with more than C tokens on a rank: an error on every rank, or all_to_all for this pass.",
+        description="More tokens on a rank than batched_all_to_all (C) or mc2 takes: an error on every rank, or "
+        "all_to_all for this pass.",
     )
     quantize_dispatch: Literal["none", "int8", "fp8"] = Field(
         default="none",
@@ -94,7 +95,7 @@ def _parse(text: str) -> AscendMoEConfig:
         raise ConfigError(
             f"additional_config.{SECTION}.comm",
             config.comm,
-            "auto, padded_allgather or all_to_all with experts = 'vllm', whose kernel takes rows",
+            "another strategy with experts = 'vllm', whose kernel takes rows",
             "Choose one of them, or another expert kernel.",
         )
     return config

@@ -36,7 +36,10 @@ def test_values_are_taken() -> None:
         ),
         ({"bind_cpus": "yes"}, ["additional_config.ascend_moe.bind_cpus = 'yes'", "boolean"]),
         ({"bind_cpus": 1}, ["additional_config.ascend_moe.bind_cpus = 1", "boolean"]),
-        ({"comm": "pplx"}, ["additional_config.ascend_moe.comm = 'pplx'", "'all_to_all' or 'batched_all_to_all'"]),
+        (
+            {"comm": "pplx"},
+            ["additional_config.ascend_moe.comm = 'pplx'", "'batched_all_to_all', 'mc2' or 'uneven_allgather'"],
+        ),
         ({"max_tokens_across_dp": 0}, ["additional_config.ascend_moe.max_tokens_across_dp = 0", "1"]),
         ({"max_tokens_across_dp": 2.5}, ["additional_config.ascend_moe.max_tokens_across_dp = 2.5", "integer"]),
         ({"max_tokens_in_flight": -4}, ["additional_config.ascend_moe.max_tokens_in_flight = -4", "1"]),

@@ -13,55 +13,23 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from vllm_ascend_moe.comm.base import ActivationFormat
-from vllm_ascend_moe.comm.cost_model import STRATEGIES, Cost, MoEShape, Strategy, cost_of
-from vllm_ascend_moe.comm.links import LINKS, Link
-from vllm_ascend_moe.comm.padded_all_gather import DEFAULT_PACKED_BYTES
+from vllm_ascend_moe.comm.cost_model import STRATEGIES, Cost, Strategy, cost_of
+from vllm_ascend_moe.comm.mc2_limits import PRODUCTS
+from vllm_ascend_moe.comm.situation import FORMATS, Situation, mc2_fault, obstacle_to
 from vllm_ascend_moe.errors import CapacityError, ConfigError, InvalidValueError, UnsupportedError
+
+__all__ = ["Decision", "DecisionLog", "Situation", "price", "select"]
 
 logger = logging.getLogger(__name__)
 
-ReasonKind = Literal["configured", "cheapest", "only choice", "over capacity"]
+ReasonKind = Literal["configured", "cheapest", "smallest", "only choice", "over capacity"]
 
 # Padded all-gather needs neither counts nor buffers: another strategy must beat it by more than the model is worth.
 MARGIN = 0.1
 
-FORMATS: dict[Strategy, ActivationFormat] = {
-    "padded_allgather": ActivationFormat.ROWS,
-    "all_to_all": ActivationFormat.ROWS,
-    "batched_all_to_all": ActivationFormat.BATCHED,
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Situation:
-    """What does not change from forward to forward, the same on every rank.
-
-    Args:
-        shape: sizes of the MoE layer.
-        link: between ranks.
-        comm: "auto", or the strategy the configuration asks for.
-        capacity: C of batched_all_to_all, tokens a rank; None: it was not agreed on.
-        over_capacity: when the configuration asks for batched_all_to_all and M > C: "error" or "rows" (all_to_all).
-        fixed_shapes: the forward is captured or its shapes must not depend on other ranks' token counts.
-        formats: for which experts exist.
-        packed_bytes: of PaddedAllGather.
-    """
-
-    shape: MoEShape
-    link: Link = LINKS["gloo"]
-    comm: Strategy | Literal["auto"] = "auto"
-    capacity: int | None = None
-    over_capacity: Literal["error", "rows"] = "error"
-    fixed_shapes: bool = False
-    formats: tuple[ActivationFormat, ...] = tuple(ActivationFormat)
-    packed_bytes: int = DEFAULT_PACKED_BYTES
-
-    def __post_init__(self) -> None:
-        if self.comm != "auto" and self.comm not in STRATEGIES:
-            raise ConfigError("comm", self.comm, f"auto or one of {', '.join(STRATEGIES)}", "Choose one of them.")
-        if self.capacity is not None and self.capacity < 1:
-            raise InvalidValueError("capacity", self.capacity, "1 or more, or None", "Pass the most tokens of a rank.")
+# Where an all-gather without pad rows is as fast as the padded one, it is chosen if it saves so many bytes of buffers:
+# half of them, and as many as matter.
+WORTH_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -96,22 +64,23 @@ def select(local_sizes: tuple[int, ...], situation: Situation) -> Decision:
     Raises:
         ConfigError: batched_all_to_all is configured and there is no capacity; or shapes must be fixed and no strategy
             has fixed ones.
-        CapacityError: batched_all_to_all is configured, M > C, and over_capacity is "error".
+        CapacityError: batched_all_to_all is configured, M > C, and over_capacity is "error"; or mc2, and M > its limit.
+        InvalidValueError: mc2 is configured and something is out of its limits, or the ranks are no NPUs (ConfigError).
         UnsupportedError: the configured strategy has no experts, or its shapes are not fixed though they must be.
     """
     if not local_sizes:
         raise InvalidValueError("local_sizes", local_sizes, "one count a rank", "Pass TokenLayout.local_sizes.")
-    obstacles = {name: _obstacle(name, local_sizes, situation) for name in STRATEGIES}
+    obstacles = {name: obstacle_to(name, local_sizes, situation) for name in STRATEGIES}
     prices = price(local_sizes, situation)
     costs = tuple((name, cost.us) for name, cost in prices.items())
     possible = [name for name in STRATEGIES if obstacles[name] is None]
-    chosen, kind, reason = _choose(local_sizes, situation, obstacles, possible, dict(costs))
+    chosen, kind, reason = _choose(local_sizes, situation, obstacles, possible, prices)
     rejected = []
     for name in STRATEGIES:
         if name == chosen:
             continue
         why = obstacles[name]
-        if why is None and kind == "cheapest":
+        if why is None and kind in ("cheapest", "smallest"):
             why = f"{prices[name].us:.0f} us by the cost model"
             if prices[name].us < prices[chosen].us:
                 why += f", not {MARGIN:.0%} less"
@@ -120,12 +89,13 @@ def select(local_sizes: tuple[int, ...], situation: Situation) -> Decision:
 
 
 def price(local_sizes: tuple[int, ...], situation: Situation) -> dict[Strategy, Cost]:
-    """The cost of each strategy; of batched_all_to_all only where there is a capacity."""
+    """The cost of each strategy; of batched_all_to_all only where there is a capacity, of mc2 only between NPUs."""
     packed = max(local_sizes) * situation.shape.dispatch_bytes <= situation.packed_bytes
     return {
         name: cost_of(name, local_sizes, situation.shape, situation.link, situation.capacity, packed)
         for name in STRATEGIES
-        if name != "batched_all_to_all" or situation.capacity is not None
+        if (name != "batched_all_to_all" or situation.capacity is not None)
+        and (name != "mc2" or situation.link.name in PRODUCTS)
     }
 
 
@@ -134,7 +104,7 @@ def _choose(
     situation: Situation,
     obstacles: dict[Strategy, str | None],
     possible: list[Strategy],
-    costs: dict[Strategy, float],
+    prices: dict[Strategy, Cost],
 ) -> tuple[Strategy, ReasonKind, str]:
     if situation.comm != "auto":
         return _configured(situation.comm, sizes, situation, obstacles)
@@ -147,9 +117,15 @@ def _choose(
         )
     if len(possible) == 1:
         return possible[0], "only choice", "no other strategy is possible"
-    favoured = {name: costs[name] * (1 - MARGIN if name == "padded_allgather" else 1) for name in possible}
+    favoured = {name: prices[name].us * (1 - MARGIN if name == "padded_allgather" else 1) for name in possible}
     best = min(possible, key=favoured.__getitem__)
-    return best, "cheapest", f"{costs[best]:.0f} us by the cost model on {situation.link.name}"
+    if best == "padded_allgather" and "uneven_allgather" in possible:
+        padded, uneven = prices[best], prices["uneven_allgather"]
+        saved = padded.memory_bytes - uneven.memory_bytes
+        if uneven.us <= padded.us and saved >= max(WORTH_BYTES, uneven.memory_bytes):
+            small, large = uneven.memory_bytes >> 20, padded.memory_bytes >> 20
+            return "uneven_allgather", "smallest", f"as fast as {best}, with {small} MiB of buffers instead of {large}"
+    return best, "cheapest", f"{prices[best].us:.0f} us by the cost model on {situation.link.name}"
 
 
 def _configured(
@@ -160,36 +136,27 @@ def _configured(
         return comm, "configured", f"comm = {comm!r}"
     if FORMATS[comm] not in situation.formats:
         raise UnsupportedError(f'comm = {comm!r} is configured, but {obstacle}. Choose comm = "auto".')
-    if comm != "batched_all_to_all":
+    fault = _configured_fault(comm, sizes, situation)
+    if fault is None:
         raise UnsupportedError(
-            f'comm = {comm!r} is configured, but {obstacle}. Choose "batched_all_to_all", or run without capture.'
+            f'comm = {comm!r} is configured, but {obstacle}. Choose "auto"; with captured graphs "batched_all_to_all".'
         )
-    if situation.capacity is None:
-        raise ConfigError("capacity", None, f"set for comm = {comm!r}", "Set the most tokens of a rank in a forward.")
-    if situation.over_capacity == "rows" and obstacles["all_to_all"] is None:
+    if isinstance(fault, CapacityError) and situation.over_capacity == "rows" and obstacles["all_to_all"] is None:
         return "all_to_all", "over capacity", obstacle
-    raise CapacityError(
-        "max(local_sizes)",
-        max(sizes),
-        f"at most capacity = {situation.capacity}",
-        'Raise the capacity, schedule fewer tokens, or set over_capacity = "rows".',
-    )
+    raise fault
 
 
-def _obstacle(name: Strategy, sizes: tuple[int, ...], situation: Situation) -> str | None:
-    """Why a strategy cannot be used at all in this forward, or None."""
-    most, capacity = max(sizes), situation.capacity
-    if FORMATS[name] not in situation.formats:
-        return f"there are no experts of the {FORMATS[name].value} format"
-    if name == "batched_all_to_all":
-        if capacity is None:
-            return "no capacity was agreed on"
-        return f"{most} tokens on a rank, capacity {capacity}" if most > capacity else None
-    if not situation.fixed_shapes:
+def _configured_fault(comm: Strategy, sizes: tuple[int, ...], situation: Situation) -> InvalidValueError | None:
+    """Of a strategy with limits of its own, the error to raise."""
+    if comm == "mc2":
+        return mc2_fault(max(sizes), len(sizes), situation)
+    if comm != "batched_all_to_all":
         return None
-    if name == "all_to_all":
-        return "its shapes follow the routing, and shapes must be fixed"
-    return None if min(sizes) == most else "its shapes follow uneven token counts, and shapes must be fixed"
+    capacity = situation.capacity
+    if capacity is None:
+        return ConfigError("capacity", None, f"set for comm = {comm!r}", "Set the most tokens of a rank in a forward.")
+    action = 'Raise the capacity, schedule fewer tokens, or set over_capacity = "rows".'
+    return CapacityError("max(local_sizes)", max(sizes), f"at most capacity = {capacity}", action)
 
 
 class DecisionLog:

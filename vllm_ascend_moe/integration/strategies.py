@@ -6,17 +6,24 @@ Symbols: C capacity, the most tokens one rank of the group sends in one pass; R 
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import torch
+
+from vllm_ascend_moe.comm.all_gather import DEFAULT_PACKED_BYTES
 from vllm_ascend_moe.comm.all_to_all import AllToAll
 from vllm_ascend_moe.comm.base import ActivationFormat, TokenComm
 from vllm_ascend_moe.comm.batched_all_to_all import BatchedAllToAll
 from vllm_ascend_moe.comm.buffers import BufferCache
 from vllm_ascend_moe.comm.cost_model import STRATEGIES, MoEShape, Strategy
-from vllm_ascend_moe.comm.links import LINKS
-from vllm_ascend_moe.comm.padded_all_gather import DEFAULT_PACKED_BYTES, PaddedAllGather
+from vllm_ascend_moe.comm.links import Link, link_of
+from vllm_ascend_moe.comm.mc2 import MC2, own_group
+from vllm_ascend_moe.comm.mc2_limits import PRODUCTS, buffer_mib_given, most_tokens
+from vllm_ascend_moe.comm.padded_all_gather import PaddedAllGather
 from vllm_ascend_moe.comm.payload import QuantizedDispatch
-from vllm_ascend_moe.comm.select import Situation, price
+from vllm_ascend_moe.comm.select import price
+from vllm_ascend_moe.comm.situation import Situation, mc2_fault, mc2_sizes, obstacle_to
+from vllm_ascend_moe.comm.uneven_all_gather import UnevenAllGather
 from vllm_ascend_moe.config import SECTION, AscendMoEConfig
 from vllm_ascend_moe.errors import UnsupportedError
 from vllm_ascend_moe.ops.forward_layouts import GroupName
@@ -52,8 +59,8 @@ def close_buffers() -> None:
 def default_capacity(vllm_config: VllmConfig, group: GroupName, config: AscendMoEConfig) -> int:
     """C from vLLM's scheduler limits, the same on every rank.
 
-    Where batched_all_to_all is configured, the most tokens any step may have. Where it is one choice of "auto", the
-    most a step of decoding alone may have: that is what it is for, and C rows a rank cost memory and bytes.
+    Where batched_all_to_all or mc2 is configured, the most tokens any step may have. Where they are choices of "auto",
+    the most a step of decoding alone may have: that is what it is for, and C rows a rank cost memory and bytes.
     Sequence parallelism spreads a step over the TP ranks. Bounded passes need no more than their bound.
     """
     scheduler, speculative = vllm_config.scheduler_config, vllm_config.speculative_config
@@ -73,15 +80,16 @@ def make_situation(
 
     Raises:
         UnsupportedError: a strategy that moves tokens to experts, where every rank has a part of every expert.
+        ConfigError: HCCL_BUFFSIZE is not a number.
     """
-    comm = config.comm
-    if not moe.moe_parallel_config.use_ep:
-        if comm not in ("auto", "padded_allgather"):
+    comm, use_ep = config.comm, moe.moe_parallel_config.use_ep
+    if not use_ep:
+        if comm not in ("auto", "padded_allgather", "uneven_allgather"):
             raise UnsupportedError(
                 f'comm = "{comm}" needs expert parallelism: without it every rank has a slice of every expert, so that '
                 'it needs every token. Serve with --enable-expert-parallel, or with comm = "padded_allgather".'
             )
-        comm = "padded_allgather"
+        comm = "padded_allgather" if comm == "auto" else comm
     rows_only = config.experts == "vllm"
     return Situation(
         shape=MoEShape(
@@ -89,23 +97,38 @@ def make_situation(
             num_experts=moe.num_experts,
             top_k=moe.experts_per_token,
             element_bytes=moe.in_dtype.itemsize,
-            quantized=config.quantize_dispatch != "none",
+            payload=config.quantize_dispatch,
+            # The groups "dp" and "pcp" have one rank of each TP group: its experts, and tokens that all TP ranks have.
+            splits=vllm_config.parallel_config.tensor_parallel_size if use_ep and group != "ep" else 1,
         ),
-        link=LINKS["gloo"],
+        link=_link(vllm_config.device_config.device_type),
         comm=comm,
         capacity=None if rows_only else config.max_tokens_across_dp or default_capacity(vllm_config, group, config),
         over_capacity=config.over_capacity,
         formats=(ActivationFormat.ROWS,) if rows_only else tuple(ActivationFormat),
         packed_bytes=DEFAULT_PACKED_BYTES if config.packed_bytes is None else config.packed_bytes,
+        exact=config.exact,
+        hccl_buffer_mib=buffer_mib_given(),
     )
 
 
-def possible_strategies(situation: Situation) -> tuple[Strategy, ...]:
-    """Those that :func:`select` may choose in some forward."""
+def _link(device_type: str) -> Link:
+    npu: Any = getattr(torch, "npu", None)
+    return link_of(device_type, npu.get_device_name() if device_type == "npu" else "")
+
+
+def possible_strategies(situation: Situation, ranks: int) -> tuple[Strategy, ...]:
+    """Those that :func:`select` may choose in some forward of a group of so many ranks.
+
+    Raises:
+        InvalidValueError: mc2 is configured and cannot be used, whatever the tokens.
+    """
     if situation.comm == "auto":
-        return STRATEGIES if ActivationFormat.BATCHED in situation.formats else STRATEGIES[:2]
-    if situation.comm == "batched_all_to_all" and situation.over_capacity == "rows":
-        return "batched_all_to_all", "all_to_all"
+        return tuple(name for name in STRATEGIES if obstacle_to(name, (1,) * ranks, situation) is None)
+    if situation.comm == "mc2" and (fault := mc2_fault(1, ranks, situation)) is not None:
+        raise fault
+    if situation.comm in ("batched_all_to_all", "mc2") and situation.over_capacity == "rows":
+        return situation.comm, "all_to_all"
     return (situation.comm,)
 
 
@@ -116,15 +139,20 @@ def must_agree(config: AscendMoEConfig, situation: Situation, placement: ExpertP
         "max_tokens_across_dp": situation.capacity,
         "packed_bytes": situation.packed_bytes,
     }
+    host = {"HCCL_BUFFSIZE": situation.hccl_buffer_mib, "link": situation.link.name}
     named: dict[str, object] = {f"additional_config.{SECTION}.{key}": value for key, value in values.items()}
     placed = repr(None if placement is None else (placement.ranks, placement.slots))
-    return {**named, "digest of the expert placement": hashlib.sha256(placed.encode()).hexdigest()[:12]}
+    return {
+        **named,
+        **host,
+        "digest of the expert placement": hashlib.sha256(placed.encode()).hexdigest()[:12],
+    }
 
 
 def describe(situation: Situation, ranks: int) -> str:
     """What was agreed on, and what buffers it means on one rank, for the log."""
     text = f"Token communication: comm = {situation.comm}"
-    if "batched_all_to_all" not in possible_strategies(situation) or situation.capacity is None:
+    if "batched_all_to_all" not in possible_strategies(situation, ranks) or situation.capacity is None:
         return text
     cost = price((situation.capacity,) * ranks, situation)["batched_all_to_all"]
     return (
@@ -144,12 +172,16 @@ def make_comm(
     """One strategy, with the payload the configuration asks for.
 
     Args:
-        placement: in the group; None for padded_allgather, which needs none.
+        placement: in the group; None for padded_allgather and uneven_allgather, which need none.
         buffers: of batched_all_to_all.
     """
     comm: TokenComm
     if strategy == "padded_allgather":
         comm = PaddedAllGather(group, situation.packed_bytes, exact=config.exact)
+    elif strategy == "uneven_allgather":
+        comm = UnevenAllGather(group, situation.packed_bytes, exact=config.exact)
+    elif strategy == "mc2":
+        return _make_mc2(group, placement, situation, config)
     elif strategy == "all_to_all":
         assert placement is not None
         comm = AllToAll(group, placement, exact=config.exact)
@@ -161,3 +193,26 @@ def make_comm(
         return comm
     # Batched experts take scales; those of rows get tokens of the type they were given in.
     return QuantizedDispatch(comm, config.quantize_dispatch, dequantize=comm.format is ActivationFormat.ROWS)
+
+
+def _make_mc2(
+    group: Group, placement: ExpertPlacement | None, situation: Situation, config: AscendMoEConfig
+) -> TokenComm:
+    """The fused strategy, over a communicator of its own. Configured, and an error above its limits, it must take every
+    step there may be; else the largest steps go another way."""
+    assert placement is not None
+    sizes = mc2_sizes(1, group.world_size, situation)
+    tokens = most_tokens(sizes, PRODUCTS[situation.link.name], situation.hccl_buffer_mib)
+    if situation.comm == "mc2" and situation.over_capacity == "error" and situation.capacity is not None:
+        tokens = situation.capacity
+    quantize = config.quantize_dispatch == "int8"
+    return MC2(
+        own_group(group),
+        placement,
+        max_tokens=tokens,
+        hidden_size=sizes.hidden_size,
+        top_k=sizes.top_k,
+        quantize=quantize,
+        dequantize=quantize,
+        product=situation.link.name,
+    )

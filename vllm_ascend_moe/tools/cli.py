@@ -59,7 +59,8 @@ def _plan(args: argparse.Namespace) -> int:
         num_experts=args.experts,
         top_k=args.top_k,
         element_bytes=args.element_bytes,
-        quantized=args.quantize != "none",
+        payload=args.quantize,
+        splits=args.splits,
     )
     situation = Situation(
         shape=shape,
@@ -69,6 +70,7 @@ def _plan(args: argparse.Namespace) -> int:
         over_capacity=args.over_capacity,
         fixed_shapes=args.fixed_shapes,
         formats=(ActivationFormat.ROWS,) if args.rows_only else tuple(ActivationFormat),
+        hccl_buffer_mib=args.hccl_buffer,
     )
     print(render(make_plan(local_sizes(args.tokens, args.ranks), situation)))
     return 0
@@ -86,6 +88,8 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--comm", default="auto", help="auto, or the strategy to use [auto]")
     parser.add_argument("--over-capacity", choices=["error", "rows"], default="error")
     parser.add_argument("--quantize", choices=["none", "int8", "fp8"], default="none", help="payload on the way out")
+    parser.add_argument("--splits", type=int, default=1, help="TP ranks with the same tokens, which share the experts")
+    parser.add_argument("--hccl-buffer", type=int, default=200, help="HCCL_BUFFSIZE in MiB, for mc2 [200]")
     parser.add_argument("--fixed-shapes", action="store_true", help="the forward is captured")
     parser.add_argument("--rows-only", action="store_true", help="there are no batched experts")
     parser.set_defaults(run=_plan)

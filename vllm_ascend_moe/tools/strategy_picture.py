@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from vllm_ascend_moe.comm.cost_model import STRATEGIES, Strategy
+from vllm_ascend_moe.comm.cost_model import Strategy
 from vllm_ascend_moe.placement import ExpertPlacement
 from vllm_ascend_moe.tools.picture import svg_arrow, svg_cell, svg_document, svg_text
 
@@ -98,7 +98,7 @@ _TITLES: dict[Strategy, tuple[str, str, str]] = {
         "C sums from each rank",
     ),
 }
-_HEADS: dict[Strategy, str] = {
+HEADS: dict[Strategy, str] = {
     "padded_allgather": "Padded all-gather",
     "all_to_all": "All-to-all by row",
     "batched_all_to_all": "Batched all-to-all, fixed capacity",
@@ -113,7 +113,7 @@ def strategy_svg(example: Example, strategy: Strategy) -> str:
     middle = _LEFT + home + _ARROW
     right = middle + _LEFT + max(columns * _CELL, 210) + _ARROW
     head, note, back = _TITLES[strategy]
-    parts = [svg_text(18, 26, f"{_HEADS[strategy]}: {rows_sent(example, strategy)} rows cross", 16, weight="bold")]
+    parts = [svg_text(18, 26, f"{HEADS[strategy]}: {rows_sent(example, strategy)} rows cross", 16, weight="bold")]
     for x, title, small in (
         (0, "tokens at home", "below: their experts"),
         (middle, head, note),
@@ -154,7 +154,7 @@ def _draw(cell: Cell, x: float, y: float) -> str:
 
 def main(folder: str) -> None:
     """Writes one picture a strategy."""
-    for strategy in STRATEGIES:
+    for strategy in HEADS:
         (Path(folder) / f"{strategy}.svg").write_text(strategy_svg(EXAMPLE, strategy))
 
 

@@ -28,13 +28,14 @@ ONE_NODE = Link(name="one node", collective_us=10, sync_us=30, gb_per_s=100)
 BATCHED, ROWS = ActivationFormat.BATCHED, ActivationFormat.ROWS
 
 shapes = st.builds(
-    lambda hidden, experts, top_k, quantized: MoEShape(
-        hidden_size=hidden, num_experts=experts, top_k=min(top_k, experts), quantized=quantized
+    lambda hidden, experts, top_k, payload, splits: MoEShape(
+        hidden_size=hidden, num_experts=experts, top_k=min(top_k, experts), payload=payload, splits=splits
     ),
     st.integers(1, 8192),
     st.integers(1, 300),
     st.integers(1, 10),
-    st.booleans(),
+    st.sampled_from(["none", "int8", "fp8"]),
+    st.integers(1, 4),
 )
 situations = st.builds(
     lambda shape, link, capacity, fixed, formats: Situation(
@@ -94,7 +95,7 @@ def test_what_is_chosen_is_possible_and_cheapest_and_the_rest_is_explained(sizes
     assert {decision.strategy, *(name for name, _ in decision.rejected)} == set(STRATEGIES)
     costs = dict(decision.costs)
     for name, why in decision.rejected:
-        if "cost model" in why:
+        if "cost model" in why and decision.kind == "cheapest":
             least = costs[decision.strategy] * (1 - MARGIN if decision.strategy == "padded_allgather" else 1)
             assert costs[name] >= least
 
@@ -157,11 +158,11 @@ def test_one_rank_or_no_tokens(sizes):
 # -- configured ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("comm", STRATEGIES)
+@pytest.mark.parametrize("comm", [name for name in STRATEGIES if name != "mc2"])
 def test_a_configured_strategy_is_used_though_it_is_dearer(comm):
     decision = select((3, 1), Situation(shape=SHAPE, link=ONE_NODE, comm=comm, capacity=3))
     assert (decision.strategy, decision.kind, decision.reason) == (comm, "configured", f"comm = {comm!r}")
-    assert all(why == f"{comm} is configured" for _, why in decision.rejected)
+    assert all(why == f"{comm} is configured" for name, why in decision.rejected if name != "mc2")
 
 
 def test_exactly_at_capacity_passes_and_one_above_is_an_error_or_rows():
@@ -228,7 +229,9 @@ def test_the_chance_of_an_expert_on_a_rank_is_what_drawing_finds(ranks, experts,
         len({expert * ranks // experts for expert in generator.sample(range(experts), top_k)}) for _ in range(draws)
     ) / (draws * ranks)
     # E not divisible by R: the formula spreads experts evenly, where some ranks have one more.
-    assert rank_share(ranks, experts, top_k) == pytest.approx(found, abs=0.02 + (0.02 if experts % ranks else 0))
+    assert rank_share(experts / ranks, experts, top_k) == pytest.approx(
+        found, abs=0.02 + (0.02 if experts % ranks else 0)
+    )
 
 
 def test_bytes_and_time_by_hand():
@@ -254,7 +257,7 @@ def test_bytes_and_time_by_hand():
 @pytest.mark.parametrize(("ranks", "experts", "capacity"), [(2, 8, 3), (16, 256, 128), (8, 60, 1)])
 def test_the_batched_strategy_and_the_planner_have_the_same_sizes(ranks, experts, capacity, quantized):
     """Up to one row more a buffer, and the alignment of rows to 16 bytes."""
-    shape = MoEShape(hidden_size=4096, num_experts=experts, top_k=4, quantized=quantized)
+    shape = MoEShape(hidden_size=4096, num_experts=experts, top_k=4, payload="int8" if quantized else "none")
     cost = cost_of("batched_all_to_all", (capacity,) * ranks, shape, ONE_NODE, capacity, True)
     sizes = BatchedSizes(
         ranks=ranks,
@@ -278,7 +281,7 @@ def test_examples_in_the_docstrings():
 
 
 def test_a_quantised_payload_halves_what_goes_out_and_nothing_else():
-    wide, narrow = (MoEShape(hidden_size=7168, num_experts=256, top_k=8, quantized=q) for q in (False, True))
+    wide, narrow = (MoEShape(hidden_size=7168, num_experts=256, top_k=8, payload=p) for p in ("none", "int8"))
     assert narrow.dispatch_bytes == 7168 + 4 + 64
     assert 0.5 < narrow.dispatch_bytes / wide.dispatch_bytes < 0.51
     assert narrow.return_bytes == wide.return_bytes

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from vllm_ascend_moe.comm.cost_model import MoEShape
+from vllm_ascend_moe.comm.links import LINKS
 from vllm_ascend_moe.comm.select import Situation
 from vllm_ascend_moe.config import AscendMoEConfig
-from vllm_ascend_moe.errors import CapacityError, UnsupportedError
+from vllm_ascend_moe.errors import CapacityError, ConfigError, UnsupportedError
 from vllm_ascend_moe.integration.passes import PassPlanner
 from vllm_ascend_moe.integration.strategies import (
     default_capacity,
@@ -23,6 +24,7 @@ from vllm_ascend_moe.layout import TokenLayout
 from vllm_ascend_moe.placement import ExpertPlacement
 
 SHAPE = MoEShape(hidden_size=64, num_experts=8, top_k=2)
+NPU = {"link": LINKS["atlas-a2"]}
 
 
 def planner(max_tokens: int | None = None, **situation: object) -> PassPlanner:
@@ -74,6 +76,7 @@ def limits(tp: int = 1, speculative: int | None = None) -> SimpleNamespace:
         scheduler_config=SimpleNamespace(max_num_batched_tokens=101, max_num_seqs=16),
         speculative_config=None if speculative is None else SimpleNamespace(num_speculative_tokens=speculative),
         parallel_config=SimpleNamespace(tensor_parallel_size=tp),
+        device_config=SimpleNamespace(device_type="cpu"),
     )
 
 
@@ -101,12 +104,22 @@ def test_default_capacity(values: dict[str, int], config: dict[str, object], gro
         ({"comm": "all_to_all"}, ("all_to_all",)),
         ({"comm": "batched_all_to_all"}, ("batched_all_to_all",)),
         ({"comm": "batched_all_to_all", "over_capacity": "rows"}, ("batched_all_to_all", "all_to_all")),
-        ({"comm": "auto"}, ("padded_allgather", "all_to_all", "batched_all_to_all")),
+        ({"comm": "auto", "capacity": 9}, ("padded_allgather", "all_to_all", "batched_all_to_all")),
+        ({"comm": "mc2", **NPU}, ("mc2",)),
+        ({"comm": "mc2", "over_capacity": "rows", **NPU}, ("mc2", "all_to_all")),
+        ({"comm": "auto", **NPU}, ("padded_allgather", "all_to_all", "mc2", "uneven_allgather")),
+        ({"comm": "auto", "exact": True, **NPU}, ("padded_allgather", "all_to_all", "uneven_allgather")),
+        ({"comm": "uneven_allgather"}, ("uneven_allgather",)),
     ],
     ids=str,
 )
 def test_only_strategies_that_may_be_chosen_are_built(situation: dict[str, str], expected: tuple[str, ...]) -> None:
-    assert possible_strategies(Situation(shape=SHAPE, **situation)) == expected
+    assert possible_strategies(Situation(shape=SHAPE, **situation), 2) == expected
+
+
+def test_mc2_without_npus_is_refused_when_layers_are_built() -> None:
+    with pytest.raises(ConfigError, match=r"comm = 'mc2', but it must be another strategy between devices of type cpu"):
+        possible_strategies(Situation(shape=SHAPE, comm="mc2"), 2)
 
 
 def moe(ep: bool = True) -> SimpleNamespace:
@@ -123,18 +136,29 @@ def moe(ep: bool = True) -> SimpleNamespace:
 def test_situation_follows_from_layer_limits_and_configuration() -> None:
     config = AscendMoEConfig(comm="auto", quantize_dispatch="int8", packed_bytes=7, max_tokens_across_dp=5)
     made = make_situation(moe(), limits(), "dp", config)
-    assert made.shape == MoEShape(hidden_size=64, num_experts=8, top_k=2, element_bytes=2, quantized=True)
+    assert made.shape == MoEShape(hidden_size=64, num_experts=8, top_k=2, element_bytes=2, payload="int8")
     assert (made.comm, made.capacity, made.packed_bytes) == ("auto", 5, 7)
 
 
 def test_vllm_kernels_take_rows_only() -> None:
     made = make_situation(moe(), limits(), "dp", AscendMoEConfig(comm="auto", experts="vllm"))
-    assert possible_strategies(made) == ("padded_allgather", "all_to_all")
+    assert possible_strategies(made, 2) == ("padded_allgather", "all_to_all")
     assert made.capacity is None
 
 
-def test_without_expert_parallelism_only_the_padded_strategy_can_work() -> None:
+@pytest.mark.parametrize(
+    ("group", "ep", "splits"), [("dp", True, 4), ("pcp", True, 4), ("ep", True, 1), ("dp", False, 1)]
+)
+def test_where_tp_ranks_have_the_same_tokens_a_group_has_a_part_of_the_experts(
+    group: str, ep: bool, splits: int
+) -> None:
+    assert make_situation(moe(ep), limits(tp=4), group, AscendMoEConfig()).shape.splits == splits
+
+
+def test_without_expert_parallelism_only_all_gathers_can_work() -> None:
     assert make_situation(moe(ep=False), limits(), "dp", AscendMoEConfig(comm="auto")).comm == "padded_allgather"
+    uneven = AscendMoEConfig(comm="uneven_allgather")
+    assert make_situation(moe(ep=False), limits(), "dp", uneven).comm == "uneven_allgather"
     with pytest.raises(UnsupportedError, match="--enable-expert-parallel"):
         make_situation(moe(ep=False), limits(), "dp", AscendMoEConfig(comm="batched_all_to_all"))
 
@@ -146,7 +170,7 @@ def test_the_log_says_capacity_and_memory() -> None:
     assert "capacity" not in describe(make_situation(moe(), limits(), "dp", AscendMoEConfig(comm="all_to_all")), 2)
 
 
-def test_what_ranks_must_agree_on() -> None:
+def test_what_ranks_must_agree_on(monkeypatch: pytest.MonkeyPatch) -> None:
     def asked(config: AscendMoEConfig, placement: ExpertPlacement | None) -> dict[str, object]:
         return must_agree(config, make_situation(moe(), limits(), "dp", config), placement)
 
@@ -158,3 +182,5 @@ def test_what_ranks_must_agree_on() -> None:
     for config in ({"exact": True}, {"quantize_dispatch": "fp8"}, {"max_tokens_in_flight": 3}, {"packed_bytes": 0}):
         assert asked(AscendMoEConfig(comm="auto", **config), ExpertPlacement.linear(8, 2)) != one
     assert asked(AscendMoEConfig(comm="auto"), ExpertPlacement.round_robin(8, 2)) != one
+    monkeypatch.setenv("HCCL_BUFFSIZE", "300")
+    assert asked(AscendMoEConfig(comm="auto"), ExpertPlacement.linear(8, 2)) != one

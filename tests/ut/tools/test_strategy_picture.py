@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_ascend_moe.comm.cost_model import STRATEGIES
-from vllm_ascend_moe.tools.strategy_picture import EXAMPLE, arrived, main, rows_sent, strategy_svg
+from vllm_ascend_moe.tools.strategy_picture import EXAMPLE, HEADS, arrived, main, rows_sent, strategy_svg
 
 DOCS = Path(__file__).parents[3] / "docs"
 
@@ -23,10 +22,10 @@ def test_what_arrives_is_what_each_strategy_brings() -> None:
     batched = dict(arrived(EXAMPLE, "batched_all_to_all", 1))
     assert [cell.token for cell in batched["expert 3"] if cell.token] == [(0, 0), (1, 0)]
     assert {len(cells) for cells in batched.values()} == {9}
-    assert [rows_sent(EXAMPLE, strategy) for strategy in STRATEGIES] == [18, 5, 18]
+    assert [rows_sent(EXAMPLE, strategy) for strategy in HEADS] == [18, 5, 18]
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", HEADS)
 def test_every_cell_is_drawn(strategy) -> None:
     texts = [element.text for element in ET.fromstring(strategy_svg(EXAMPLE, strategy)).iter() if "text" in element.tag]
     for token in EXAMPLE.tokens():
@@ -35,7 +34,7 @@ def test_every_cell_is_drawn(strategy) -> None:
         assert texts.count(f"{token[0]}.{token[1]}") == times + 2  # at home before and after
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", HEADS)
 def test_the_pictures_in_the_documents_are_up_to_date(strategy, tmp_path: Path) -> None:
     main(str(tmp_path))
     assert (tmp_path / f"{strategy}.svg").read_text() == (DOCS / f"{strategy}.svg").read_text()
