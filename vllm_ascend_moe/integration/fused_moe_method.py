@@ -12,7 +12,7 @@ from vllm.model_executor.layers.fused_moe.modular_kernel import FusedMoEKernel
 from vllm.model_executor.layers.fused_moe.oracle.unquantized import UnquantizedMoeBackend
 
 from vllm_ascend_moe.config import parse_config
-from vllm_ascend_moe.errors import UnsupportedError
+from vllm_ascend_moe.errors import LayoutError, UnsupportedError
 from vllm_ascend_moe.integration.agreement import check_agreement
 from vllm_ascend_moe.integration.experts import RowsExpertsStep, process_weights
 from vllm_ascend_moe.integration.forward_state import communication_group, current_layouts
@@ -78,11 +78,11 @@ class AscendMoEUnquantizedMethod(UnquantizedFusedMoEMethod):
                 "Dual-batch overlap is not supported: layers share the buffers of dispatch. Serve without --enable-dbo."
             )
         situation = make_situation(self.moe, self.vllm_config, self.group, self.config)
-        strategies = possible_strategies(situation)
-        placement = None
-        if strategies != ("padded_allgather",):
-            placement = placement_in_group(layer.expert_map, self.moe.num_experts, self.group)
         group = group_of(self.group)
+        strategies = possible_strategies(situation, group.world_size)
+        placement = None
+        if not {*strategies} <= {"padded_allgather", "uneven_allgather"}:
+            placement = placement_in_group(layer.expert_map, self.moe.num_experts, self.group)
         if check_agreement(group.cpu_group, must_agree(self.config, situation, placement)):
             logger.info("%s", describe(situation, group.world_size))
         self._planner = planner(situation, self.config.max_tokens_in_flight)
@@ -97,12 +97,25 @@ class AscendMoEUnquantizedMethod(UnquantizedFusedMoEMethod):
         shared_experts: Any,
         shared_experts_input: torch.Tensor | None,
     ) -> torch.Tensor:
-        """The routed experts' output [T_r, H], of all passes. The runner computes shared experts."""
+        """The routed experts' output [T_r, H], of all passes. The runner computes shared experts.
+
+        Raises:
+            LayoutError: ``x`` does not have the rows that the ranks agreed on for this forward.
+        """
         if self._planner is None:
             return super().forward_native(layer, x, topk_weights, topk_ids, shared_experts, shared_experts_input)
         layouts = current_layouts()
         with layouts.use(self.group):
-            passes = self._planner.passes(layouts.layout())
+            layout = layouts.layout()
+        if x.shape[0] != layout.local_size:
+            # Rows past the last pass would come back as they were allotted, and missing ones leave others waiting.
+            raise LayoutError(
+                "x.shape[0]",
+                x.shape[0],
+                f"local_size = {layout.local_size} of rank {layout.rank}, from the token counts of this forward",
+                "Run the layer on the tokens that set_forward_context was told of.",
+            )
+        passes = self._planner.passes(layout)
         if len(passes) == 1:
             return self._run(passes[0], layouts, layer, x, topk_weights, topk_ids)
         output = torch.empty_like(x)

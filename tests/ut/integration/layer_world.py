@@ -35,6 +35,7 @@ class LayerCase:
     expert_parallel: bool = True
     dtype: torch.dtype = torch.float32
     sizes: tuple[tuple[int, int], ...] = ((5, 2), (1, 0), (0, 0), (1, 40), (3, 3))
+    more_rows: int = 0  # than the ranks were told of
 
     def __str__(self) -> str:
         return self.name
@@ -190,7 +191,8 @@ class World:
         with set_forward_context(
             None, config, num_tokens=sizes[self.dp_rank], num_tokens_across_dp=torch.tensor(sizes, dtype=torch.int32)
         ):
-            output = layer(hidden.clone(), logits)
+            # A negative number takes rows away.
+            output = layer(*(torch.nn.functional.pad(x, (0, 0, 0, case.more_rows)).clone() for x in (hidden, logits)))
             outcome.strategies.extend(get_forward_context().additional_kwargs[FORWARD_LAYOUTS_KEY].passes)
         outcome.outputs.append(output)
         if output.numel():

@@ -13,8 +13,8 @@ from vllm_ascend_moe.testing.launch import launch
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(400)]
 
-PADDED, ROWS, BATCHED = "padded_allgather", "all_to_all", "batched_all_to_all"
-STRATEGIES = (PADDED, ROWS, BATCHED)
+PADDED, ROWS, BATCHED, UNEVEN = "padded_allgather", "all_to_all", "batched_all_to_all", "uneven_allgather"
+STRATEGIES = (PADDED, ROWS, BATCHED, UNEVEN)
 RANKS = 4
 
 
@@ -52,6 +52,15 @@ CHUNKED = [
     replace(case, name=f"{case.section['comm']}-chunked", section={**case.section, "max_tokens_in_flight": 3})
     for case in WHOLE
 ]
+# Rows that the token counts of the forward do not cover: in one pass, in several, with a strategy of any kind.
+WRONG_ROWS = [
+    LayerCase(
+        f"{comm}-{bound}-{more}-rows", {"comm": comm, "max_tokens_in_flight": bound}, sizes=((5, 4),), more_rows=more
+    )
+    for comm in (PADDED, ROWS)
+    for bound in (None, 2)
+    for more in (1, -1)
+]
 TOO_MANY = ((5, 2), (1, 40), (3, 3))
 ERRORS = [
     (
@@ -67,6 +76,8 @@ ERRORS = [
         LayerCase("without-expert-parallelism", {"comm": ROWS}, sp=False, expert_parallel=False),
         ["UnsupportedError", "--enable-expert-parallel"],
     ),
+    (LayerCase("mc2-on-a-cpu", {"comm": "mc2"}), ["ConfigError", "comm = 'mc2'", "devices of type cpu", "over HCCL"]),
+    *((case, ["LayoutError: x.shape[0] = ", "but it must be local_size = "]) for case in WRONG_ROWS),
 ]
 CASES = [*PLAIN, *VARIANTS, *BF16, *QUANTIZED, *EXACT, *WHOLE, *CHUNKED, *(case for case, _ in ERRORS)]
 
