@@ -98,6 +98,20 @@ _HOPPER_16BIT_NARROW = replace(
     few_stages=4,
     narrow_stages=6,
 )
+# Three programs, with tiles half as wide: an even share for every multiprocessor where the general row's tiles would give
+# one to some and two to others.
+_HOPPER_16BIT_EVEN = replace(
+    _HOPPER_16BIT,
+    block_n=64,
+    stages=3,
+    programs=3,
+    flatten=False,
+    store_n=0,
+    early=True,
+    few_n=64,
+    few_stages=4,
+    narrow_stages=6,
+)
 _HOPPER_8BIT = replace(_HOPPER_16BIT, block_k=128, store_n=0, few_k=128)
 _POINTERS_16BIT = GemmTiles(block_m=64, block_n=128, block_k=64, stages=3, group_m=8, programs=2)
 _POINTERS_8BIT = replace(_POINTERS_16BIT, block_k=128)
@@ -109,6 +123,8 @@ _ASCEND_32BIT = replace(_ASCEND_16BIT, block_n=128, block_k=32)
 # Small, so that small test inputs have several tiles of every kind.
 _INTERPRETER = GemmTiles(block_m=64, block_n=32, block_k=32, group_m=2, halves=True, few_m=32, few_n=32, few_k=32)
 
+# Up to so many rows per expert, also as a mean of very different counts, the even share is worth its narrow tiles.
+_EVEN_SHARE_ROWS = 32
 # From so many rows per expert on, the tiles for many rows are the faster ones.
 _MANY_ROWS = 128
 # But from so many on not where K is this short: two programs hide the stores, which are most of the time then.
@@ -121,6 +137,7 @@ HOPPER_16BIT: dict[str, GemmTiles] = {
     "many_rows": _HOPPER_16BIT_MANY,
     "one_round": _HOPPER_16BIT_ROUND,
     "few_weights": _HOPPER_16BIT_NARROW,
+    "even_share": _HOPPER_16BIT_EVEN,
 }
 # (target, bytes of a weight element) -> tiles
 TILE_TABLE: dict[tuple[str, int], GemmTiles] = {
@@ -163,11 +180,21 @@ def tiles_for(
     if tiles is not _HOPPER_16BIT:
         return tiles
     if expected_rows is None or expected_rows < _MANY_ROWS:
-        return _HOPPER_16BIT_NARROW if weight_rows < tiles.block_n * programs else tiles
+        if weight_rows < tiles.block_n * programs:
+            return _HOPPER_16BIT_NARROW
+        few_rows = expected_rows is not None and expected_rows <= _EVEN_SHARE_ROWS
+        return _HOPPER_16BIT_EVEN if few_rows and _shares_evenly(weight_rows, depth, programs) else tiles
     one = _HOPPER_16BIT_ROUND
     if -(-expected_rows // one.block_m) * -(-weight_rows // one.block_n) <= programs:
         return one
     return tiles if expected_rows >= _LONG_RUN_ROWS and depth < _SHORT_DEPTH else _HOPPER_16BIT_MANY
+
+
+def _shares_evenly(weight_rows: int, depth: int, programs: int) -> bool:
+    """Whether the narrow tiles of few rows fill three programs a multiprocessor once, and two would not hold them."""
+    even = _HOPPER_16BIT_EVEN
+    tiles = -(-weight_rows // even.few_n)
+    return depth >= _SHORT_DEPTH and (even.programs - 1) * programs < tiles <= even.programs * programs
 
 
 def rows_of_table(target: str, dtype: torch.dtype) -> list[GemmTiles]:
@@ -219,3 +246,8 @@ ROW_TILES: dict[str, RowTiles] = {
 def row_tiles_for(target: str) -> RowTiles:
     """The row tiles of a target."""
     return ROW_TILES[target]
+
+
+# All-to-all by row: tokens times ranks of a tile of the plan, few of which fit UB on Ascend; words of a tile of a copy.
+PLAN_TILE = {"hopper": 8192, "cuda": 8192, "ascend": 256, "interpreter": 128}
+COPY_LANES = {"hopper": 2048, "cuda": 2048, "ascend": 2048, "interpreter": 32}

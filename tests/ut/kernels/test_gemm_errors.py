@@ -92,6 +92,21 @@ def test_the_hint_and_the_weights_choose_the_row_of_the_table():
     assert tiles_for("hopper", torch.bfloat16, 1 << 20, 1024, 132, expected_rows=1024) == rows["many_rows"]
 
 
+def test_few_rows_are_shared_evenly_where_three_narrow_tiles_a_multiprocessor_are_one_round():
+    even = HOPPER_16BIT["even_share"]
+    for weight_rows, depth, rows, wanted in (
+        (2 * 132 * 64 + 1, 2048, 1, even),
+        (3 * 132 * 64, 2048, 32, even),
+        (3 * 132 * 64, 1024, 32, even),
+        (2 * 132 * 64, 2048, 1, HOPPER_16BIT["any_rows"]),
+        (3 * 132 * 64 + 1, 2048, 1, HOPPER_16BIT["any_rows"]),
+        (3 * 132 * 64, 1023, 32, HOPPER_16BIT["any_rows"]),
+        (3 * 132 * 64, 2048, 33, HOPPER_16BIT["any_rows"]),
+        (3 * 132 * 64, 2048, None, HOPPER_16BIT["any_rows"]),
+    ):
+        assert tiles_for("hopper", torch.bfloat16, weight_rows, depth, 132, expected_rows=rows) == wanted
+
+
 def test_other_rows_take_no_hint():
     assert tiles_for("ascend", torch.bfloat16, *MANY, expected_rows=4096) == TILE_TABLE["ascend", 2]
     assert tiles_for("hopper", torch.int8, *MANY, expected_rows=4096) == TILE_TABLE["hopper", 1]
