@@ -16,7 +16,6 @@ from dataclasses import dataclass
 import torch
 
 from vllm_ascend_moe.comm.base import ActivationFormat, Dispatched
-from vllm_ascend_moe.comm.batched_rows import sum_slots
 from vllm_ascend_moe.comm.checks import (
     check_dispatch_inputs,
     check_handle,
@@ -25,7 +24,8 @@ from vllm_ascend_moe.comm.checks import (
     comm_error,
     group_label,
 )
-from vllm_ascend_moe.comm.row_plan import look_up, own_ids, owner_table, plan_rows
+from vllm_ascend_moe.comm.host_read import HostRead
+from vllm_ascend_moe.comm.row_plan import look_up, own_ids, owner_table, pack_early, pack_rows, plan_rows, sum_rows
 from vllm_ascend_moe.errors import CommError, InvalidValueError, LayoutError, ShapeError
 from vllm_ascend_moe.layout import TokenLayout
 from vllm_ascend_moe.ops.exchange import all_to_all
@@ -101,13 +101,18 @@ class AllToAll:
         except InvalidValueError:
             self._refuse(topk_ids.device)
             raise
-        plan = plan_rows(topk_ids, owner_table(self.placement, topk_ids.device), layout.ep_size)
-        columns = [hidden, topk_weights.to(torch.float32), plan.entries]
+        columns = [hidden, topk_weights.to(torch.float32), topk_ids]
         if scales is not None:
             columns.append(scales)
         form = RowFormat.of(columns)
-        send_counts, recv_counts = self._exchange_counts(plan.counts, form.row_bytes)
-        wire = form.select(columns, plan.sources(sum(send_counts)))
+        owners = owner_table(self.placement, topk_ids.device)
+        plan = plan_rows(topk_ids, owners, layout.ep_size, form.row_bytes * _COUNT_LIMIT)
+        columns[2] = plan.entries
+        counts = self._exchange_counts(plan.codes)
+        wire = pack_early(plan, form, columns)
+        send_counts, recv_counts = self._counts_of(counts, form.row_bytes)
+        rows = sum(send_counts)
+        wire = pack_rows(plan, form, columns, rows) if wire is None else wire[:rows]
         received = self._all_to_all("dispatch", wire, recv_counts, send_counts)
         views = form.views(received)
         return Dispatched(
@@ -138,18 +143,20 @@ class AllToAll:
             )
         wire = expert_output.contiguous().view(torch.uint8)
         returned = self._all_to_all("combine", wire, handle.send_counts, handle.recv_counts).view(expert_output.dtype)
-        out = returned.new_empty((handle.slots.shape[0], returned.shape[1]))
-        sum_slots(returned, handle.slots, None, out)
-        return out
+        return sum_rows(returned, handle.slots)
 
     # -- parts -------------------------------------------------------------------------------------------------
 
-    def _exchange_counts(self, counts: torch.Tensor, row_bytes: int) -> tuple[list[int], list[int]]:
+    def _exchange_counts(self, codes: torch.Tensor) -> HostRead:
+        """Sends the codes of the plan, and starts to read those sent here beside them."""
+        sent, received = codes.unbind()
+        self._all_to_all("exchange of row counts", sent, out=received)
+        return HostRead(codes)
+
+    def _counts_of(self, codes: HostRead, row_bytes: int) -> tuple[list[int], list[int]]:
         """Rows to and from each rank, on the host: the layer's one synchronisation."""
+        send_codes, recv_codes = codes.wait()
         form = row_bytes * _COUNT_LIMIT
-        codes = counts + form
-        received = self._all_to_all("exchange of row counts", codes)
-        send_codes, recv_codes = torch.stack((codes, received)).tolist()
         if min(recv_codes) < form or max(recv_codes) >= form + _COUNT_LIMIT:
             self._raise_mismatch(recv_codes, row_bytes)
         return [code - form for code in send_codes], [code - form for code in recv_codes]
@@ -172,9 +179,14 @@ class AllToAll:
         self._all_to_all("refusal of inputs", codes)
 
     def _all_to_all(
-        self, step: str, x: torch.Tensor, output_splits: list[int] | None = None, input_splits: list[int] | None = None
+        self,
+        step: str,
+        x: torch.Tensor,
+        output_splits: list[int] | None = None,
+        input_splits: list[int] | None = None,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         try:
-            return all_to_all(self.group, x, output_splits, input_splits)
+            return all_to_all(self.group, x, output_splits, input_splits, out)
         except RuntimeError as error:
             raise comm_error(error, "all_to_all", step, self.group) from error

@@ -12,6 +12,8 @@
     quantize    activate_rows(): activation of a [gate; up] tensor, per-token quantisation of the result
     combine     combine(): each token's weighted sum of its expert outputs
     permute     plan_permutation(), permute_rows(): rows sorted by expert, and where each one went
+    sent_rows   the all-to-all by row: its plan, rows of bytes, ids on arrival, sums (sent_row_kernels: device code)
+    cached_launch  launches without the search for the compiled kernel
 
 Nothing here synchronises with the host: token counts stay on the device.
 """

@@ -19,6 +19,7 @@ def all_to_all(
     x: torch.Tensor,
     output_splits: Sequence[int] | None = None,
     input_splits: Sequence[int] | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Sends consecutive blocks of rows to ranks 0..R-1 and returns the blocks they sent here, in rank order.
 
@@ -28,14 +29,17 @@ def all_to_all(
         x: [rows, ...] contiguous, in a dtype that every backend sends (bytes always are).
         output_splits: rows that come from each rank; None: as many from each.
         input_splits: rows of ``x`` for each rank; None: rows / R for each.
+        out: where the result goes, contiguous; None: a new tensor.
 
     Returns:
-        [sum of output_splits, ...], a new tensor on groups of torch.distributed.
+        [sum of output_splits, ...]: ``out``, or a new tensor on groups of torch.distributed.
     """
     process_group: Any = getattr(group, "device_group", None)
     if not isinstance(process_group, dist.ProcessGroup):
-        return group.all_to_all(x, output_splits, input_splits)  # type: ignore[attr-defined]
-    rows = x.shape[0] if output_splits is None else sum(output_splits)
-    out = x.new_empty((rows, *x.shape[1:]))
+        received = group.all_to_all(x, output_splits, input_splits)  # type: ignore[attr-defined]
+        return received if out is None else out.copy_(received)
+    if out is None:
+        rows = x.shape[0] if output_splits is None else sum(output_splits)
+        out = x.new_empty((rows, *x.shape[1:]))
     dist.all_to_all_single(out, x, output_splits, input_splits, group=process_group)
     return out

@@ -128,7 +128,7 @@ def test_one_host_synchronisation(plain, monkeypatch):
     """Counted as reads of a tensor by the host; on a device, where plain torch runs, each would wait for it."""
     reads = []
     if plain:
-        monkeypatch.setattr(row_plan, "uses_native", lambda x: False)
+        monkeypatch.setattr(row_plan, "form_on", lambda device_type: "torch")
         monkeypatch.setattr(row_bytes, "native_available", lambda: False)
         monkeypatch.setattr(batched_rows, "form_on", lambda device_type: "torch")
     for name in ("tolist", "item", "__bool__", "__int__", "__index__", "nonzero"):

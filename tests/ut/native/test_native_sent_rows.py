@@ -21,7 +21,7 @@ def in_both_forms(call):
     results = []
     for native in (True, False):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(row_plan, "uses_native", lambda x, native=native: native)
+            patch.setattr(row_plan, "form_on", lambda device, native=native: "native" if native else "torch")
             patch.setattr(row_bytes, "native_available", lambda native=native: native)
             results.append(call())
     return results
@@ -42,12 +42,12 @@ def test_plans_rows_and_ids_are_the_same(drawn):
 
     def call():
         plan = row_plan.plan_rows(ids, row_plan.owner_table(placement, ids.device), ranks)
-        sources = plan.sources(int(plan.counts.sum()))
+        sources = plan.sources(int(plan.codes[0].sum()))
         columns = [hidden, plan.entries, hidden[:, 0]]
         form = RowFormat.of(columns)
         views = form.views(form.select(columns, sources))
         mine = row_plan.look_up(views[1], row_plan.own_ids(placement, ranks - 1, dtype, ids.device))
-        return plan.entries, plan.counts, plan.slots, sources, *views, mine
+        return plan.entries, plan.codes[0], plan.slots, sources, *views, mine
 
     for native, plain in zip(*in_both_forms(call), strict=True):
         assert_equal(native, plain)

@@ -10,7 +10,7 @@ CUBE_CORES = 24
 # Bytes of one core's buffers on Ascend 910B, by the address space's name in HIVM.
 LIMITS = {"ub": 196_608, "cbuf": 524_288, "cc": 131_072}
 NAMES = {"ub": "UB", "cbuf": "L1", "cc": "L0C"}
-_BYTES = {"f32": 4, "i32": 4, "f16": 2, "bf16": 2, "i16": 2, "i8": 1, "i64": 8, "f64": 8, "i1": 1}
+_BITS = {"f32": 32, "i32": 32, "f16": 16, "bf16": 16, "i16": 16, "i8": 8, "i64": 64, "f64": 64, "i1": 1}
 _CONSTANT = re.compile(r"(%\w+) = arith\.constant (\d+) : i64")
 _BUFFER = re.compile(r"pointer_cast\(([^)]*)\).*? : memref<([0-9x]*?)x?(bf16|f16|f32|f64|i1|i8|i16|i32|i64), ")
 _SPACE = re.compile(r"#hivm\.address_space<(\w+)>")
@@ -43,9 +43,10 @@ def planned_bytes(module: str) -> dict[str, int]:
         found, space = _BUFFER.search(line), _SPACE.search(line)
         if not found or not space or space.group(1) not in used:
             continue
-        size = _BYTES[found.group(3)]
+        bits = _BITS[found.group(3)]
         for dimension in filter(None, found.group(2).split("x")):
-            size *= int(dimension)
+            bits *= int(dimension)
+        size = -(-bits // 8)
         for operand in found.group(1).split(","):
             offset = constants.get(operand.strip(), 0)
             used[space.group(1)] = max(used[space.group(1)], offset + size)

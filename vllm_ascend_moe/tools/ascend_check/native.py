@@ -60,18 +60,20 @@ def portable(linalg: str) -> str:
 
 
 def _running_sum(name: str, tensor: str, rows: str, columns: str | None) -> str:
-    """A running sum along the first dimension, which is the only one the kernels use."""
-    inner = columns or "1"
-    index, above = ("%i, %j", "%before, %j") if columns else ("%i", "%before")
+    """A running sum along either dimension."""
+    index, before = ("%i, %j", "%above, %left") if columns else ("%i", "%above")
     return f"""func.func private {name}(%x: {tensor}, %axis: i32, %reverse: i1) -> {tensor} {{
     %c0 = arith.constant 0 : index
     %c1 = arith.constant 1 : index
     %rows = arith.constant {rows} : index
-    %columns = arith.constant {inner} : index
-    %sum = scf.for %i = %c1 to %rows step %c1 iter_args(%t = %x) -> ({tensor}) {{
-      %before = arith.subi %i, %c1 : index
-      %row = scf.for %j = %c0 to %columns step %c1 iter_args(%u = %t) -> ({tensor}) {{
-        %a = tensor.extract %u[{above}] : {tensor}
+    %columns = arith.constant {columns or "1"} : index
+    %across = arith.index_cast %axis : i32 to index
+    %down = arith.subi %c1, %across : index
+    %sum = scf.for %i = %down to %rows step %c1 iter_args(%t = %x) -> ({tensor}) {{
+      %above = arith.subi %i, %down : index
+      %row = scf.for %j = %across to %columns step %c1 iter_args(%u = %t) -> ({tensor}) {{
+        %left = arith.subi %j, %across : index
+        %a = tensor.extract %u[{before}] : {tensor}
         %b = tensor.extract %u[{index}] : {tensor}
         %c = arith.addi %a, %b : i32
         %v = tensor.insert %c into %u[{index}] : {tensor}

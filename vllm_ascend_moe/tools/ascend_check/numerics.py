@@ -15,19 +15,10 @@ import torch
 from vllm_ascend_moe.experts.activation import activate
 from vllm_ascend_moe.tools.ascend_check.buffers import CUBE_CORES
 from vllm_ascend_moe.tools.ascend_check.native import NativeKernel
+from vllm_ascend_moe.tools.ascend_check.row_trials import ROW_TRIALS
+from vllm_ascend_moe.tools.ascend_check.trial import Arguments, Trial
 
-_PROGRAMS = 3
 _UNTOUCHED = 7
-Arguments = list["torch.Tensor | int | float"]
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One call: the kernel's arguments, and after it pairs of (result, wanted, tolerance); programs: of the grid."""
-
-    arguments: Arguments
-    results: Callable[[], list[tuple[torch.Tensor, torch.Tensor, float]]]
-    programs: int = _PROGRAMS
 
 
 @dataclass
@@ -208,6 +199,7 @@ TRIALS: dict[str, Callable[[], Trial]] = {
     "scatter_rows": _scatter,
     "count_16": _count,
     "position_16": _position,
+    **ROW_TRIALS,
 }
 
 # -- wrong copies -----------------------------------------------------------------------------------------------
@@ -222,14 +214,14 @@ _FAULTS = (
     # The sum over K leaves out its first step.
     (r"(scf\.for %\w+ = )%c0_i32( to %\w+ step )(%c\d+_i32)( iter_args)", r"\1\3\2\3\4", 0),
 )
-# For kernels that have none of the above: the token takes the place of the chunk.
-_LAST_RESORT = (r"arith\.divsi", "arith.remsi", -1)
+# For kernels that have none of the above: the token takes the place of the chunk, or every row is the first.
+_LAST_RESORTS = ((r"arith\.divsi", "arith.remsi", -1), (r"arith\.maxsi", "arith.minsi", 0))
 
 
 def wrong_copies(linalg: str) -> list[str]:
     """Copies of a module, each with one operation changed."""
     copies = [copy for fault in _FAULTS if (copy := _changed(linalg, *fault))]
-    return copies or [copy for copy in [_changed(linalg, *_LAST_RESORT)] if copy]
+    return copies or [copy for fault in _LAST_RESORTS if (copy := _changed(linalg, *fault))][:1]
 
 
 def _changed(linalg: str, pattern: str, instead: str, occurrence: int) -> str | None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import triton.language as tl
 
-from vllm_ascend_moe.kernels import gemm, rows
-from vllm_ascend_moe.kernels.tiles import ROW_TILES, TILE_TABLE, GemmTiles, ascend_tiles
+from vllm_ascend_moe.kernels import gemm, rows, sent_row_kernels
+from vllm_ascend_moe.kernels.tiles import COPY_LANES, PLAN_TILE, ROW_TILES, TILE_TABLE, GemmTiles, ascend_tiles
 from vllm_ascend_moe.tools.ascend_check.buffers import CUBE_CORES
 
 _BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "i8": 1}
@@ -159,9 +159,49 @@ def _row_specs() -> list[KernelSpec]:
     return specs
 
 
+def _sent_row_specs() -> list[KernelSpec]:
+    """The kernels of the all-to-all by row: DeepSeek-V3's sizes in bf16, with and without scales."""
+    plan = {"ids": "*i32", "owners": "*i32", "block_counts": "*i32", "entries": "*i32", "slots": "*i32"}
+    plan |= {"codes": "*i64", "code": "i64"}
+    specs = []
+    for ranks in (8, 32, 256):
+        tokens = PLAN_TILE["ascend"] // ranks
+        sizes, area = {"TOPK": 8, "ROWS": tokens, "R_BLOCK": ranks}, f"{tokens}x{ranks}"
+        placed = {**sizes, "WIDTH": 8}
+        specs.append(KernelSpec(f"row_count_{ranks}", sent_row_kernels.row_count_kernel, plan, sizes, area))
+        specs.append(KernelSpec(f"row_plan_{ranks}", sent_row_kernels.row_plan_kernel, plan, placed, area))
+    wide = plan | {"ids": "*i64", "entries": "*i64"}
+    alone: dict[str, Any] = {"TOPK": 8, "ROWS": 32, "R_BLOCK": 8, "WIDTH": 8, "block_counts": None}
+    specs.append(KernelSpec("row_plan_one_launch", sent_row_kernels.row_plan_kernel, wide, alone, "32x8"))
+    lanes = COPY_LANES["ascend"]
+    words = dict.fromkeys(("x", "weights", "entries", "scales", "slots", "wire"), "*i32")
+    for name, columns in {"pack_rows": (3584, 8, 8), "pack_rows_scales": (1792, 8, 8, 1)}.items():
+        constants = {"WORD": tl.int32, "WIDTH": 8, **pack_layout(columns, lanes)}
+        if len(columns) == 3:
+            constants["scales"] = None
+        specs.append(KernelSpec(name, sent_row_kernels.pack_rows_kernel, words, constants, f"{lanes}"))
+    for size in (32, 64):
+        ids = dict.fromkeys(("index", "table", "out"), f"*i{size}")
+        tile = {"TOPK": 8, "ROWS": 128, "K_BLOCK": 8}
+        specs.append(KernelSpec(f"look_up_{size}", sent_row_kernels.look_up_kernel, ids, tile, "128x8"))
+    return specs
+
+
+def pack_layout(columns: tuple[int, ...], lanes: int) -> dict[str, int]:
+    """Sizes of pack_rows_kernel for dense columns of so many words, which follow each other."""
+    layout = {"PITCH": -(-sum(columns) // 4) * 4, "CHUNKS": -(-columns[0] // lanes), "LANES": lanes}
+    layout |= {"X_COUNT": columns[0], "X_STRIDE": columns[0]}
+    start = columns[0]
+    for name, count in zip("WES", (*columns[1:], 0, 0), strict=False):
+        layout |= {f"{name}_START": start, f"{name}_COUNT": count, f"{name}_STRIDE": count}
+        layout[f"{name}_LANES"] = 1 << max(0, count - 1).bit_length()
+        start += count
+    return layout
+
+
 def all_specs() -> list[KernelSpec]:
     """Every kernel of the package as it runs on Ascend A2, and tiles that must be refused."""
-    return [gemm_spec(name, case) for name, case in _gemm_cases().items()] + _row_specs()
+    return [gemm_spec(name, case) for name, case in _gemm_cases().items()] + _row_specs() + _sent_row_specs()
 
 
 def numeric_specs() -> list[KernelSpec]:
@@ -176,4 +216,19 @@ def numeric_specs() -> list[KernelSpec]:
         "gated_swiglu_oai_bf16_bias": replace(gated, activation="swiglu_oai", bias=True),
     }
     names = ("swiglu", "swiglu_int8", "combine", "scatter_rows", "count_16", "position_16")
-    return [gemm_spec(name, case) for name, case in cases.items()] + [s for s in _row_specs() if s.name in names]
+    specs = [gemm_spec(name, case) for name, case in cases.items()] + [s for s in _row_specs() if s.name in names]
+    return specs + _sent_row_numeric()
+
+
+def _sent_row_numeric() -> list[KernelSpec]:
+    """Small tiles, so that there are several; the code fits 32 bits, which is what the CPU's call passes."""
+    specs = {spec.name: spec for spec in _sent_row_specs()}
+    small, words = {"TOPK": 3, "ROWS": 16, "R_BLOCK": 8}, {"WORD": tl.int32, "WIDTH": 3, **pack_layout((70, 3, 3), 128)}
+    plan = replace(specs["row_plan_8"], types=specs["row_plan_8"].types | {"code": "i32"})
+    return [
+        replace(specs["row_count_8"], constants=small),
+        replace(plan, constants={**small, "WIDTH": 3}),
+        replace(plan, name="row_plan_one_launch", constants={**small, "WIDTH": 3, "block_counts": None}),
+        replace(specs["pack_rows"], constants={**words, "scales": None}),
+        replace(specs["look_up_32"], constants={"TOPK": 3, "ROWS": 16, "K_BLOCK": 4}),
+    ]
