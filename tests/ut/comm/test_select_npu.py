@@ -183,7 +183,7 @@ def test_gloo_has_none_and_takes_copies_where_it_is_told_to():
 def test_hccl_has_them_within_one_host():
     why = dict(select((1,) * 16, situation("atlas-a2")).rejected)["uneven_allgather"]
     assert why == "collectives of uneven sizes take at most 8 ranks on atlas-a2, not 16"
-    with pytest.raises(UnsupportedError, match="collectives of uneven sizes take at most 8.*Choose"):
+    with pytest.raises(UnsupportedError, match=r"collectives of uneven sizes take at most 8.*Choose"):
         select((1,) * 16, situation("atlas-a2", comm="uneven_allgather"))
 
 
