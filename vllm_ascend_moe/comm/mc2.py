@@ -131,9 +131,11 @@ class MC2:
             positions[expert + 1] = position
         own = [*self.placement.experts_of(rank), -1]
         backend: Any = self.group.device_group._get_backend(device)
+        with torch.inference_mode(False):
+            tables = [torch.tensor(values, dtype=torch.int32, device=device) for values in (positions, own)]
         self._prepared = _OnDevice(
-            positions=torch.tensor(positions, dtype=torch.int32, device=device),
-            own=torch.tensor(own, dtype=torch.int32, device=device),
+            positions=tables[0],
+            own=tables[1],
             comm_name=backend.get_hccl_comm_name(rank),
             dispatch=npu_operator("npu_moe_distribute_dispatch_v2"),
             combine=npu_operator("npu_moe_distribute_combine_v2"),
