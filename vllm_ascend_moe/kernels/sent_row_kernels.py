@@ -1,8 +1,10 @@
 # Device code: arguments are Triton values, whose types come from the call.
 # ruff: noqa: ANN001, ANN201, ANN202
 # mypy: disable-error-code="no-untyped-def"
-"""The kernels of sent_rows.py. A tile is ROWS tokens times R_BLOCK ranks; no atomics, so that the order of rows is
-the same in every run. Numbers of tokens are not specialised: a new one compiles nothing.
+"""The kernels of sent_rows.py.
+
+A tile is ROWS tokens times R_BLOCK ranks; no atomics, so that the order of rows is the same in every run. Numbers of
+tokens are not specialised: a new one compiles nothing. UNROLL choices of a token are looked up at a time.
 """
 
 from __future__ import annotations
@@ -22,12 +24,12 @@ def _entry(ids, token, live, k, num_experts, stride, stride_k):
 @triton.jit
 def _members(
     ids, owners, token, live, num_experts, num_ranks, stride, stride_k,
-    TOPK: tl.constexpr, ROWS: tl.constexpr, R_BLOCK: tl.constexpr,
+    TOPK: tl.constexpr, ROWS: tl.constexpr, R_BLOCK: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """int32 [ROWS, R_BLOCK]: 1 where the rank has one of the token's experts, however many."""
     ranks = tl.arange(0, R_BLOCK)
     member = tl.zeros([ROWS, R_BLOCK], tl.int32)
-    for k in tl.static_range(TOPK):
+    for k in tl.range(0, TOPK, loop_unroll_factor=UNROLL):
         entry = _entry(ids, token, live, k, num_experts, stride, stride_k)
         owner = tl.load(owners + entry, mask=live, other=-1)
         # Nowhere is R, which may be a column of the tile.
@@ -39,7 +41,7 @@ def _members(
 @triton.jit(do_not_specialize=["tokens", "tiles", "steps"])
 def row_count_kernel(
     ids, owners, block_counts, tokens, tiles, steps, num_experts, num_ranks, stride, stride_k,
-    TOPK: tl.constexpr, ROWS: tl.constexpr, R_BLOCK: tl.constexpr,
+    TOPK: tl.constexpr, ROWS: tl.constexpr, R_BLOCK: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """block_counts[b, r]: how many tokens of the ``steps`` tiles of block b go to rank r."""
     block = tl.program_id(0)
@@ -48,7 +50,7 @@ def row_count_kernel(
     for tile in range(block * steps, tl.minimum(block * steps + steps, tiles)):
         token = tile * ROWS + tl.arange(0, ROWS)
         member = _members(
-            ids, owners, token, token < tokens, num_experts, num_ranks, stride, stride_k, TOPK, ROWS, R_BLOCK
+            ids, owners, token, token < tokens, num_experts, num_ranks, stride, stride_k, TOPK, ROWS, R_BLOCK, UNROLL
         )
         total += tl.sum(member, 0)
     tl.store(block_counts + block * R_BLOCK + ranks, total)
@@ -58,7 +60,7 @@ def row_count_kernel(
 def row_plan_kernel(
     ids, owners, block_counts, entries, slots, codes, tokens, tiles, steps, blocks, code,
     num_experts, num_ranks, stride, stride_k,
-    TOPK: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, R_BLOCK: tl.constexpr,
+    TOPK: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, R_BLOCK: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """entries [T, TOPK], slots [T, WIDTH] and codes [R], rows for each rank plus ``code``.
 
@@ -72,7 +74,18 @@ def row_plan_kernel(
         for tile in range(0, tiles):
             token = tile * ROWS + tl.arange(0, ROWS)
             member = _members(
-                ids, owners, token, token < tokens, num_experts, num_ranks, stride, stride_k, TOPK, ROWS, R_BLOCK
+                ids,
+                owners,
+                token,
+                token < tokens,
+                num_experts,
+                num_ranks,
+                stride,
+                stride_k,
+                TOPK,
+                ROWS,
+                R_BLOCK,
+                UNROLL,
             )
             theirs = tl.sum(member, 0)
             total += theirs
@@ -91,10 +104,12 @@ def row_plan_kernel(
     for tile in range(block * steps, tl.minimum(block * steps + steps, tiles)):
         token = tile * ROWS + tl.arange(0, ROWS)
         live = token < tokens
-        for k in tl.static_range(TOPK):
+        for k in tl.range(0, TOPK, loop_unroll_factor=UNROLL):
             entry = _entry(ids, token, live, k, num_experts, stride, stride_k)
             tl.store(entries + token * TOPK + k, entry, mask=live)
-        member = _members(ids, owners, token, live, num_experts, num_ranks, stride, stride_k, TOPK, ROWS, R_BLOCK)
+        member = _members(
+            ids, owners, token, live, num_experts, num_ranks, stride, stride_k, TOPK, ROWS, R_BLOCK, UNROLL
+        )
         row = tl.cumsum(member, 0) + free[None, :]
         # Column by column the next rank of each token is the largest key, and is then taken away. Ascend's compiler is
         # quick with sums, products and equality of whole tiles, but not with scans along ranks or other comparisons.

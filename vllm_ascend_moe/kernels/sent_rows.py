@@ -89,9 +89,12 @@ def plan_rows(
     entries = torch.empty((tokens, topk), dtype=topk_ids.dtype, device=device)
     slots = torch.empty((tokens, width), dtype=torch.int32, device=device)
     codes = torch.empty((2, ep_size), dtype=torch.int64, device=device)
-    tiles = plan_tiles(tokens, ep_size, target_of(device))
+    target = target_of(device)
+    tiles = plan_tiles(tokens, ep_size, target)
     stride, stride_k = topk_ids.stride()
     sizes = (num_experts, ep_size, stride, stride_k)
+    # Ascend's compiler takes minutes for the unrolled loop.
+    last = (tiles.rows, tiles.ranks, 1 if target == "ascend" else max(1, topk))
     key = (device, topk_ids.dtype, topk, *sizes, tiles.rows, aligned(topk_ids))
     warps = 8 if tiles.rows * tiles.ranks > 4096 else 4
     block_counts = None
@@ -101,28 +104,14 @@ def plan_rows(
             row_count_kernel,
             tiles.blocks,
             ("count", *key),
-            (topk_ids, owners, block_counts, tokens, tiles.tiles, tiles.steps, *sizes, topk, tiles.rows, tiles.ranks),
+            (topk_ids, owners, block_counts, tokens, tiles.tiles, tiles.steps, *sizes, topk, *last),
             num_warps=warps,
         )
     launch(
         row_plan_kernel,
         tiles.blocks,
         ("plan", *key, tiles.self_counted, code >> 31 != 0),
-        (
-            topk_ids,
-            owners,
-            block_counts,
-            entries,
-            slots,
-            codes,
-            tokens,
-            *tiles[2:],
-            code,
-            *sizes,
-            topk,
-            width,
-            *tiles[:2],
-        ),
+        (topk_ids, owners, block_counts, entries, slots, codes, tokens, *tiles[2:], code, *sizes, topk, width, *last),
         num_warps=warps,
     )
     return entries, codes, slots

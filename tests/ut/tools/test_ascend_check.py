@@ -24,6 +24,8 @@ MODULE = """
 
 def test_planned_bytes_is_the_highest_end_of_each_buffer():
     assert buffers.planned_bytes(MODULE) == {"cbuf": 32768 + 8192 * 2, "ub": 65536 + 64 * 128 * 4, "cc": 65536}
+    bits = "%0 = hivm.hir.pointer_cast(%c0_i64) : memref<16x256xi1, #hivm.address_space<ub>>"
+    assert buffers.planned_bytes(bits)["ub"] == 512, "eight truth values are a byte"
     assert buffers.planned_bytes("") == {"ub": 0, "cbuf": 0, "cc": 0}
 
 
@@ -48,6 +50,7 @@ def test_a_wrong_copy_differs_in_one_operation():
 
 def test_a_kernel_without_arithmetic_still_gets_a_wrong_copy():
     assert wrong_copies("a = arith.divsi x") == ["a = arith.remsi x"]
+    assert wrong_copies("a = arith.maxsi x") == ["a = arith.minsi x"]
     assert wrong_copies("nothing") == []
 
 

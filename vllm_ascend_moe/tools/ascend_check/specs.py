@@ -166,12 +166,12 @@ def _sent_row_specs() -> list[KernelSpec]:
     specs = []
     for ranks in (8, 32, 256):
         tokens = PLAN_TILE["ascend"] // ranks
-        sizes, area = {"TOPK": 8, "ROWS": tokens, "R_BLOCK": ranks}, f"{tokens}x{ranks}"
+        sizes, area = {"TOPK": 8, "ROWS": tokens, "R_BLOCK": ranks, "UNROLL": 1}, f"{tokens}x{ranks}"
         placed = {**sizes, "WIDTH": 8}
         specs.append(KernelSpec(f"row_count_{ranks}", sent_row_kernels.row_count_kernel, plan, sizes, area))
         specs.append(KernelSpec(f"row_plan_{ranks}", sent_row_kernels.row_plan_kernel, plan, placed, area))
     wide = plan | {"ids": "*i64", "entries": "*i64"}
-    alone: dict[str, Any] = {"TOPK": 8, "ROWS": 32, "R_BLOCK": 8, "WIDTH": 8, "block_counts": None}
+    alone: dict[str, Any] = {"TOPK": 8, "ROWS": 32, "R_BLOCK": 8, "UNROLL": 1, "WIDTH": 8, "block_counts": None}
     specs.append(KernelSpec("row_plan_one_launch", sent_row_kernels.row_plan_kernel, wide, alone, "32x8"))
     lanes = COPY_LANES["ascend"]
     words = dict.fromkeys(("x", "weights", "entries", "scales", "slots", "wire"), "*i32")
@@ -223,7 +223,10 @@ def numeric_specs() -> list[KernelSpec]:
 def _sent_row_numeric() -> list[KernelSpec]:
     """Small tiles, so that there are several; the code fits 32 bits, which is what the CPU's call passes."""
     specs = {spec.name: spec for spec in _sent_row_specs()}
-    small, words = {"TOPK": 3, "ROWS": 16, "R_BLOCK": 8}, {"WORD": tl.int32, "WIDTH": 3, **pack_layout((70, 3, 3), 128)}
+    small, words = (
+        {"TOPK": 3, "ROWS": 16, "R_BLOCK": 8, "UNROLL": 1},
+        {"WORD": tl.int32, "WIDTH": 3, **pack_layout((70, 3, 3), 128)},
+    )
     plan = replace(specs["row_plan_8"], types=specs["row_plan_8"].types | {"code": "i32"})
     return [
         replace(specs["row_count_8"], constants=small),
