@@ -35,7 +35,8 @@ def test_the_table_has_the_costs_and_marks_the_choice(capsys: pytest.CaptureFixt
     made = make_plan((5, 2, 0, 7), situation)
     assert text.strip() == render(made)
     assert text.startswith(f"{made.decision.strategy} ({made.decision.kind}")
-    for name in STRATEGIES:
+    assert set(made.costs) == {*STRATEGIES} - {"mc2"}, "what runs on NPUs alone has no price here"
+    for name in made.costs:
         cost, row = made.costs[name], [cell.strip() for cell in cells(text, name)]
         assert ("<- chosen" in row) == (name == made.decision.strategy)
         figures = [human_bytes(b) for b in (cost.dispatch_bytes, cost.combine_bytes, cost.node_bytes)]
@@ -62,6 +63,16 @@ def test_every_option_reaches_the_choice(capsys: pytest.CaptureFixture[str]) -> 
     assert "a token is 2100 bytes on its way out and 4096" in plan(capsys, "--tokens", "5", "--quantize", "int8")
     assert "and 8192 on its way back" in plan(capsys, "--tokens", "5", "--element-bytes", "4")
     assert LINKS["atlas-a3"].source in plan(capsys, "--tokens", "5", "--link", "atlas-a3")
+
+
+def test_between_npus_mc2_is_among_them_with_its_buffer(capsys: pytest.CaptureFixture[str]) -> None:
+    few = ["--tokens", "256", "--ranks", "16", "--link", "atlas-a2"]
+    text = plan(capsys, *few, "--hccl-buffer", "131")
+    assert any(line.startswith("mc2  ") for line in text.splitlines())
+    assert "not mc2: HCCL_BUFFSIZE = 131, but it must be at least 132 (MiB)" in text
+    assert "HCCL_BUFFSIZE" not in plan(capsys, *few, "--hccl-buffer", "132")
+    assert plan(capsys, *few, "--hccl-buffer", "132", "--comm", "mc2").startswith("mc2 (configured")
+    assert "must be as many on each of 128 ranks" in plan(capsys, *few, "--splits", "8")
 
 
 def test_without_a_capacity_there_is_nothing_to_price(capsys: pytest.CaptureFixture[str]) -> None:
