@@ -29,6 +29,7 @@ _FEW_TOKENS = 64
 # Up to so many tiles each program counts them all, which takes less time than another launch.
 _SELF_COUNTED = 4
 _BLOCKS = 128  # programs of the plan, at most
+_UNROLLED = 8  # choices of a token that are looked up at a time, at most
 _LOOK_UP = 1024  # ids of a tile
 _WORDS = {4: (torch.int32, tl.int32), 2: (torch.int16, tl.int16), 1: (torch.int8, tl.int8)}
 
@@ -94,7 +95,7 @@ def plan_rows(
     stride, stride_k = topk_ids.stride()
     sizes = (num_experts, ep_size, stride, stride_k)
     # Ascend's compiler takes minutes for the unrolled loop.
-    last = (tiles.rows, tiles.ranks, 1 if target == "ascend" else max(1, topk))
+    last = (tiles.rows, tiles.ranks, 1 if target == "ascend" else min(_UNROLLED, max(1, topk)))
     key = (device, topk_ids.dtype, topk, *sizes, tiles.rows, aligned(topk_ids))
     warps = 8 if tiles.rows * tiles.ranks > 4096 else 4
     block_counts = None
