@@ -11,11 +11,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_ascend_moe.errors import InvalidValueError
+from vllm_ascend_moe.errors import InvalidValueError, ShapeError
 from vllm_ascend_moe.experts import reference
 from vllm_ascend_moe.experts.activation import ACTIVATIONS, activate, check_activation, is_gated
 from vllm_ascend_moe.experts.base import ExpertWeights
+from vllm_ascend_moe.experts.native import NativeExperts
 from vllm_ascend_moe.experts.reference import ReferenceExperts, local_slots
+from vllm_ascend_moe.experts.torch_form import TorchExperts
 from vllm_ascend_moe.testing import data
 from vllm_ascend_moe.testing.compare import assert_close, assert_equal
 
@@ -181,6 +183,14 @@ def test_an_expert_chosen_twice_by_one_row_counts_twice():
     ids, topk_weights = torch.tensor([[2, 2, -1]]), torch.tensor([[0.25, 0.5, 0.25]])
     once = ReferenceExperts().apply(hidden, torch.tensor([[0.75]]), torch.tensor([[2]]), weights)
     assert_close(ReferenceExperts().apply(hidden, topk_weights, ids, weights), once)
+
+
+@pytest.mark.parametrize("kernel", [ReferenceExperts, TorchExperts, NativeExperts])
+@pytest.mark.parametrize(("ids", "weights"), [((2, 2), (3, 2)), ((2, 2), (2, 2)), ((3, 2), (3, 1))], ids=str)
+def test_ids_and_weights_of_other_rows_are_refused_by_every_kernel(kernel, ids, weights):
+    experts = data.expert_weights(0, range(2), H, N)
+    with pytest.raises(ShapeError, match=r"topk_ids.shape = .*one row of ids and weights"):
+        kernel().apply(torch.zeros(3, H), torch.ones(weights), torch.zeros(ids, dtype=torch.int32), experts)
 
 
 def test_nan_in_what_is_not_routed_adds_exactly_zero():

@@ -12,6 +12,7 @@ import torch
 from vllm_ascend_moe.errors import InvalidValueError, ShapeError
 from vllm_ascend_moe.experts.activation import check_activation, is_gated
 from vllm_ascend_moe.experts.base import ExpertWeights
+from vllm_ascend_moe.experts.checks import check_routing
 from vllm_ascend_moe.experts.torch_form import TorchExperts, dequantize_rows
 from vllm_ascend_moe.ops.extension import native_available
 
@@ -88,13 +89,7 @@ class NativeExperts:
             ShapeError: shapes that do not fit together, or packed weights in another dtype than ``hidden``.
         """
         _check(hidden, weights, activation)
-        if topk_ids.shape != topk_weights.shape or topk_ids.shape[:1] != hidden.shape[:1]:
-            raise ShapeError(
-                "topk_ids.shape",
-                tuple(topk_ids.shape),
-                f"[{hidden.shape[0]}, K], as topk_weights {tuple(topk_weights.shape)}",
-                "Pass one row of ids and weights for each row of hidden.",
-            )
+        check_routing(hidden, topk_weights, topk_ids)
         if not _runs_natively(hidden, weights):
             return self._torch_form.apply(
                 hidden,

@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from vllm_ascend_moe.errors import ShapeError
 from vllm_ascend_moe.experts.activation import activate
 from vllm_ascend_moe.experts.base import ExpertWeights
+from vllm_ascend_moe.experts.checks import check_routing
 from vllm_ascend_moe.experts.npu_checks import check_shapes, result_dtype
 from vllm_ascend_moe.experts.scaled import ScaledExpertWeights
 from vllm_ascend_moe.ops.npu import npu_operator
@@ -84,13 +84,7 @@ class NpuExperts:
         Raises:
             ShapeError, DtypeError: operands that do not fit. InvalidValueError: an unknown activation.
         """
-        if topk_ids.shape != topk_weights.shape or topk_ids.shape[:1] != hidden.shape[:1]:
-            raise ShapeError(
-                "topk_ids.shape",
-                tuple(topk_ids.shape),
-                f"[{hidden.shape[0]}, K], as topk_weights {tuple(topk_weights.shape)}",
-                "Pass one row of ids and weights for each row of hidden.",
-            )
+        check_routing(hidden, topk_weights, topk_ids)
         num_local = weights.w13.shape[0]
         slots = _slots(topk_ids, expert_map, num_local)
         nowhere = slots == num_local

@@ -6,6 +6,7 @@ import torch
 
 from vllm_ascend_moe.experts.activation import activate
 from vllm_ascend_moe.experts.base import ExpertWeights
+from vllm_ascend_moe.experts.checks import check_routing
 
 
 def local_slots(topk_ids: torch.Tensor, expert_map: torch.Tensor | None, num_local: int) -> torch.Tensor:
@@ -57,6 +58,7 @@ class ReferenceExperts:
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See :class:`~vllm_ascend_moe.experts.base.RowsExperts`."""
+        check_routing(hidden, topk_weights, topk_ids)
         wide = torch.promote_types(hidden.dtype, torch.float32)
         slots = local_slots(topk_ids, expert_map, weights.w13.shape[0])
         total = torch.zeros(hidden.shape, dtype=wide, device=hidden.device)

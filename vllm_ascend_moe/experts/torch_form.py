@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from vllm_ascend_moe.experts.base import ExpertWeights
+from vllm_ascend_moe.experts.checks import check_routing
 from vllm_ascend_moe.experts.reference import expert_mlp, local_slots
 
 
@@ -27,6 +28,7 @@ class TorchExperts:
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See :class:`~vllm_ascend_moe.experts.base.RowsExperts`. Reads the experts' row counts on the host."""
+        check_routing(hidden, topk_weights, topk_ids)
         num_local, wide = weights.w13.shape[0], torch.promote_types(hidden.dtype, torch.float32)
         slots = local_slots(topk_ids, expert_map, num_local).flatten()
         order = torch.argsort(slots, stable=True)
