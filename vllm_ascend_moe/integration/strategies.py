@@ -18,7 +18,7 @@ from vllm_ascend_moe.comm.buffers import BufferCache
 from vllm_ascend_moe.comm.cost_model import STRATEGIES, MoEShape, Strategy
 from vllm_ascend_moe.comm.links import Link, link_of
 from vllm_ascend_moe.comm.mc2 import MC2, own_group
-from vllm_ascend_moe.comm.mc2_limits import PRODUCTS, buffer_mib_given, most_tokens
+from vllm_ascend_moe.comm.mc2_limits import DEFAULT_BUFFER_MIB, PRODUCTS, buffer_mib_given, most_tokens
 from vllm_ascend_moe.comm.padded_all_gather import PaddedAllGather
 from vllm_ascend_moe.comm.payload import QuantizedDispatch
 from vllm_ascend_moe.comm.select import price
@@ -91,6 +91,7 @@ def make_situation(
             )
         comm = "padded_allgather" if comm == "auto" else comm
     rows_only = config.experts == "vllm"
+    link = _link(vllm_config.device_config.device_type)
     return Situation(
         shape=MoEShape(
             hidden_size=moe.hidden_dim,
@@ -101,14 +102,14 @@ def make_situation(
             # The groups "dp" and "pcp" have one rank of each TP group: its experts, and tokens that all TP ranks have.
             splits=vllm_config.parallel_config.tensor_parallel_size if use_ep and group != "ep" else 1,
         ),
-        link=_link(vllm_config.device_config.device_type),
+        link=link,
         comm=comm,
         capacity=None if rows_only else config.max_tokens_across_dp or default_capacity(vllm_config, group, config),
         over_capacity=config.over_capacity,
         formats=(ActivationFormat.ROWS,) if rows_only else tuple(ActivationFormat),
         packed_bytes=DEFAULT_PACKED_BYTES if config.packed_bytes is None else config.packed_bytes,
         exact=config.exact,
-        hccl_buffer_mib=buffer_mib_given(),
+        hccl_buffer_mib=buffer_mib_given() if link.name in PRODUCTS else DEFAULT_BUFFER_MIB,
     )
 
 

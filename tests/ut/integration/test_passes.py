@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -183,4 +184,8 @@ def test_what_ranks_must_agree_on(monkeypatch: pytest.MonkeyPatch) -> None:
         assert asked(AscendMoEConfig(comm="auto", **config), ExpertPlacement.linear(8, 2)) != one
     assert asked(AscendMoEConfig(comm="auto"), ExpertPlacement.round_robin(8, 2)) != one
     monkeypatch.setenv("HCCL_BUFFSIZE", "300")
-    assert asked(AscendMoEConfig(comm="auto"), ExpertPlacement.linear(8, 2)) != one
+    assert asked(AscendMoEConfig(comm="auto"), ExpertPlacement.linear(8, 2)) == one, "no matter on a CPU"
+    situation = make_situation(moe(), limits(), "dp", AscendMoEConfig(comm="auto"))
+    for change in ({"hccl_buffer_mib": 300}, NPU):
+        changed = replace(situation, **change)
+        assert must_agree(AscendMoEConfig(comm="auto"), changed, ExpertPlacement.linear(8, 2)) != one
