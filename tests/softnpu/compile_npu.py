@@ -1,4 +1,4 @@
-"""What each rank does on its NPU for test_compile.py. Spawned processes import this module."""
+"""What each rank does on its NPU for test_operators_compiled.py. Spawned processes import this module."""
 
 from __future__ import annotations
 

@@ -8,3 +8,8 @@ collect_ignore_glob = [] if os.environ.get("ASCEND_MOE_SOFTNPU") == "1" else ["*
 
 # compile_npu.py shares steps and contexts with the CPU tests of the same operators.
 sys.path.insert(0, str(Path(__file__).parents[1] / "ut"))
+
+if os.environ.get("ASCEND_MOE_SOFTNPU") == "1":
+    import forked_ranks
+
+    forked_ranks.install()

@@ -38,7 +38,7 @@ def test_collectives_are_slow_fail_and_time_out_on_demand(monkeypatch):
     )
     well, faulty = launch(2, four_all_reduces, backend="hccl")
     assert [error for error, _ in well[:2] + faulty[:2]] == [""] * 4
-    assert min(well[1][1], faulty[1][1]) >= 0.7  # the other rank waits for the slow one
+    assert min(well[1][1], faulty[1][1]) >= 0.5  # the other rank waits for the slow one, which is 0.7 s late
     assert "HcclAllReduce fails by ASCEND_MOE_SOFTNPU_FAULTS" in faulty[2][0]
     assert "HcclAllReduce times out by ASCEND_MOE_SOFTNPU_FAULTS" in faulty[3][0]
     for error, seconds in well[2:]:

@@ -7,7 +7,7 @@ namespace softnpu {
 namespace {
 
 constexpr const char* kOp = "aclnnMoeInitRoutingV3";
-constexpr int64_t kUnquantized = -1, kStatic = 0, kDynamic = 1;
+constexpr int64_t kNotQuantized = -1, kStaticScale = 0, kScaleOfRow = 1;
 constexpr int64_t kCumsum = 0, kCount = 1, kKeyValue = 2;
 
 struct Arguments {
@@ -20,7 +20,7 @@ struct Outputs {
 };
 
 void check_attributes(const Arguments& a, int64_t active_num, int64_t drop_pad_mode, int64_t row_idx_type) {
-  EMULATED(a.quant_mode >= kUnquantized && a.quant_mode <= kDynamic, kOp, "quant_mode", a.quant_mode);
+  EMULATED(a.quant_mode >= kNotQuantized && a.quant_mode <= kScaleOfRow, kOp, "quant_mode", a.quant_mode);
   TORCH_CHECK(active_num >= -1, kOp, ": active_num = ", active_num);
   TORCH_CHECK(drop_pad_mode == 0 || drop_pad_mode == 1, kOp, ": drop_pad_mode = ", drop_pad_mode);
   TORCH_CHECK(row_idx_type == 0 || row_idx_type == 1, kOp, ": row_idx_type = ", row_idx_type);
@@ -45,10 +45,10 @@ void check_tensors(const Arguments& a) {
   TORCH_CHECK(x.dim() == 2 && a.expert_idx->dim() == 2 && x.size(0) == a.expert_idx->size(0), kOp, ": x ", x.sizes(),
               " and expert_idx ", a.expert_idx->sizes(), " do not fit");
   TORCH_CHECK(x.is_floating_point() || x.scalar_type() == at::kChar, kOp, ": x is ", x.scalar_type());
-  TORCH_CHECK(x.is_floating_point() || a.quant_mode == kUnquantized, kOp, ": int8 x with quant_mode = ", a.quant_mode);
+  TORCH_CHECK(x.is_floating_point() || a.quant_mode == kNotQuantized, kOp, ": int8 x with quant_mode = ", a.quant_mode);
   TORCH_CHECK(a.expert_idx->scalar_type() == at::kInt, kOp, ": expert_idx is ", a.expert_idx->scalar_type(),
               ", not int32");
-  if (a.quant_mode == kStatic) {
+  if (a.quant_mode == kStaticScale) {
     TORCH_CHECK(a.scale != nullptr && a.offset != nullptr && a.scale->numel() == 1 && a.offset->numel() == 1, kOp,
                 ": quant_mode = 0 needs scale [1] and offset [1]");
     return;
@@ -56,9 +56,9 @@ void check_tensors(const Arguments& a) {
   TORCH_CHECK(a.offset == nullptr, kOp, ": offset with quant_mode = ", a.quant_mode);
   if (a.scale == nullptr) return;
   const auto sizes = a.scale->sizes();
-  const bool fits = a.quant_mode == kUnquantized ? sizes == at::IntArrayRef{x.size(0)}
-                                                 : sizes == at::IntArrayRef{a.end - a.start, x.size(1)} ||
-                                                       sizes == at::IntArrayRef{1, x.size(1)};
+  const bool fits = a.quant_mode == kNotQuantized ? sizes == at::IntArrayRef{x.size(0)}
+                                                  : sizes == at::IntArrayRef{a.end - a.start, x.size(1)} ||
+                                                        sizes == at::IntArrayRef{1, x.size(1)};
   TORCH_CHECK(fits, kOp, ": scale ", sizes, " does not fit quant_mode = ", a.quant_mode, ", x ", x.sizes(), " and ",
               a.end - a.start, " experts");
 }
@@ -66,11 +66,11 @@ void check_tensors(const Arguments& a) {
 // Rows `rows` of x for `experts`, quantised where asked: {values, scales or undefined}.
 std::pair<at::Tensor, at::Tensor> expand(const Arguments& a, const at::Tensor& tokens, const at::Tensor& experts) {
   const auto x = a.x->index_select(0, tokens);
-  if (a.quant_mode == kUnquantized) {
+  if (a.quant_mode == kNotQuantized) {
     return {x, a.scale == nullptr ? at::Tensor() : a.scale->index_select(0, tokens)};
   }
   const auto wide = x.to(at::kFloat);
-  if (a.quant_mode == kStatic) {
+  if (a.quant_mode == kStaticScale) {
     const auto values = at::round(wide * a.scale->flatten() + a.offset->flatten());
     return {values.clamp(-128, 127).to(at::kChar), at::Tensor()};
   }
@@ -105,7 +105,7 @@ void init_routing(const Arguments& a, const Outputs& out) {
     destinations = slots(routing, a.capacity);
     written = destinations.ge(0);
     out.x->zero_();
-    if (a.quant_mode == kDynamic || a.scale != nullptr) out.scale->zero_();
+    if (a.quant_mode == kScaleOfRow || a.scale != nullptr) out.scale->zero_();
   }
   if (a.scatter) {
     out.row_idx->narrow(0, 0, routing.rows.size(0)).copy_(routing.rows);
