@@ -98,8 +98,8 @@ _HOPPER_16BIT_NARROW = replace(
     few_stages=4,
     narrow_stages=6,
 )
-# Three programs, with tiles half as wide: an even share for every multiprocessor where the general row's tiles would give
-# one to some and two to others.
+# Three programs, with tiles half as wide: an even share for every multiprocessor where the general row would give one
+# tile to some and two to others.
 _HOPPER_16BIT_EVEN = replace(
     _HOPPER_16BIT,
     block_n=64,
@@ -123,7 +123,7 @@ _ASCEND_32BIT = replace(_ASCEND_16BIT, block_n=128, block_k=32)
 # Small, so that small test inputs have several tiles of every kind.
 _INTERPRETER = GemmTiles(block_m=64, block_n=32, block_k=32, group_m=2, halves=True, few_m=32, few_n=32, few_k=32)
 
-# Up to so many rows per expert, also as a mean of very different counts, the even share is worth its narrow tiles.
+# Up to so many rows per expert, also as a mean of very uneven counts, the even share is worth its narrow tiles.
 _EVEN_SHARE_ROWS = 32
 # From so many rows per expert on, the tiles for many rows are the faster ones.
 _MANY_ROWS = 128
