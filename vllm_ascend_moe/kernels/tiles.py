@@ -172,7 +172,7 @@ def tiles_for(
         weight_rows: of all experts here, E_l * N (2N for a gated GEMM); depth: K.
         programs: multiprocessors.
         expected_rows: about how many rows an expert will have, where the host knows it. Only speed depends on it.
-        activation, parts: of the epilogue, which on Ascend shares the buffers with the tile.
+        activation, parts: of the epilogue, which on Ascend shares the buffers with the tile, and splits its columns.
     """
     tiles = TILE_TABLE[target, dtype.itemsize]
     if target == "ascend":
@@ -182,7 +182,8 @@ def tiles_for(
     if expected_rows is None or expected_rows < _MANY_ROWS:
         if weight_rows < tiles.block_n * programs:
             return _HOPPER_16BIT_NARROW
-        few_rows = expected_rows is not None and expected_rows <= _EVEN_SHARE_ROWS
+        # A gated GEMM's tiles would be 32 columns of gate and 32 of up: that costs what the even share gains.
+        few_rows = expected_rows is not None and expected_rows <= _EVEN_SHARE_ROWS and parts == 1
         return _HOPPER_16BIT_EVEN if few_rows and _shares_evenly(weight_rows, depth, programs) else tiles
     one = _HOPPER_16BIT_ROUND
     if -(-expected_rows // one.block_m) * -(-weight_rows // one.block_n) <= programs:

@@ -105,6 +105,8 @@ def test_few_rows_are_shared_evenly_where_three_narrow_tiles_a_multiprocessor_ar
         (3 * 132 * 64, 2048, None, HOPPER_16BIT["any_rows"]),
     ):
         assert tiles_for("hopper", torch.bfloat16, weight_rows, depth, 132, expected_rows=rows) == wanted
+        gated = tiles_for("hopper", torch.bfloat16, weight_rows, depth, 132, rows, activation="silu", parts=2)
+        assert gated == HOPPER_16BIT["any_rows"]
 
 
 def test_other_rows_take_no_hint():
