@@ -96,7 +96,7 @@ def plan_rows(
     sizes = (num_experts, ep_size, stride, stride_k)
     # Ascend's compiler takes minutes for the unrolled loop.
     last = (tiles.rows, tiles.ranks, 1 if target == "ascend" else min(_UNROLLED, max(1, topk)))
-    key = (device, topk_ids.dtype, topk, *sizes, tiles.rows, aligned(topk_ids))
+    key = (device, topk_ids.dtype, topk, *sizes, tiles.rows, aligned(topk_ids), aligned(owners))
     warps = 8 if tiles.rows * tiles.ranks > 4096 else 4
     block_counts = None
     if not tiles.self_counted:
@@ -168,7 +168,7 @@ def pack_rows(
     layout = (places, word, row_bytes, slots.shape[1])
     chunks, constants = _pack_constants(*layout, COPY_LANES[target])
     programs = min(tokens * chunks, processors(device) * row_tiles_for(target).programs)
-    key = ("pack", device, layout, *[(x.dtype, aligned(x)) for x in given])
+    key = ("pack", device, layout, aligned(slots), *[(x.dtype, aligned(x)) for x in given])
     words = wire
     if target == "ascend":  # its compiler has no casts of pointers
         given, words = [_as_words(x, word) for x in given], _as_words(wire, word)
@@ -232,7 +232,7 @@ def look_up(index: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     tile = max(1, (64 if target == "interpreter" else _LOOK_UP) // k_block)
     sizes = (table.shape[0], index.stride(0))
     programs = min(triton.cdiv(rows, tile), processors(device) * row_tiles_for(target).programs)
-    key = ("look up", device, index.dtype, *sizes, topk, aligned(index))
+    key = ("look up", device, index.dtype, *sizes, topk, aligned(index), aligned(table))
     launch(look_up_kernel, programs, key, (index, table, out, rows, *sizes, topk, tile, k_block))
     return out
 
@@ -254,6 +254,6 @@ def sum_rows(y: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     programs = min(tokens * triton.cdiv(hidden, tiles.columns), processors(device) * tiles.programs)
     arguments = (y, slots, None, out, tokens, hidden, hidden, width, 0, hidden, width, tiles.columns)
     # combine_kernel specialises the number of tokens.
-    key = ("sum", device, y.dtype, hidden, width, tokens == 1, tokens % 16 == 0, aligned(y))
+    key = ("sum", device, y.dtype, hidden, width, tokens == 1, tokens % 16 == 0, aligned(y), aligned(slots))
     launch(combine_kernel, programs, key, arguments)
     return out
