@@ -16,9 +16,10 @@ class HostRead:
     def __init__(self, x: torch.Tensor) -> None:
         self._event: Any = None
         if x.device.type == "cuda":
+            stream = torch.cuda.current_stream(x.device)  # the copy's, which need not be the current device's
             x = x.to("cpu", non_blocking=True)  # pinned, from torch's cache of such memory
             self._event = torch.cuda.Event()
-            self._event.record()
+            self._event.record(stream)
         self._x = x
 
     def wait(self) -> list[Any]:

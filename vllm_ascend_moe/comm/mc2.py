@@ -119,7 +119,7 @@ class MC2:
             raise fault
         self.group, self.placement, self.max_tokens = group, placement, max_tokens
         self.quantize, self.dequantize = quantize, dequantize
-        self._num_local = counts[0]
+        self._num_local, self._sizes = counts[0], sizes
         self._prepared: _OnDevice | None = None
 
     def prepare(self, device: torch.device) -> _OnDevice:
@@ -165,6 +165,7 @@ class MC2:
             raise CapacityError("layout.max_local_size", rows, f"at most {self.max_tokens}", action)
         check_dispatch_inputs(hidden, topk_weights, topk_ids, scales, num_experts, layout, self.group)
         check_placement_experts(self.placement, num_experts)
+        self._check_sizes(hidden, topk_ids)
         if scales is not None:
             raise UnsupportedError("mc2 quantises tokens itself. Pass quantize=True to it, and tokens in 16 bits.")
         if hidden.dtype not in (torch.bfloat16, torch.float16):
@@ -228,6 +229,12 @@ class MC2:
         return out[: handle.layout.local_size]
 
     # -- parts -------------------------------------------------------------------------------------------------
+
+    def _check_sizes(self, hidden: torch.Tensor, topk_ids: torch.Tensor) -> None:
+        """The limits hold for the sizes that the strategy was made with, and HCCL's buffer has room for these alone."""
+        given, wanted = (hidden.shape[1], topk_ids.shape[1]), (self._sizes.hidden_size, self._sizes.top_k)
+        if given != wanted:
+            raise ShapeError("(H, K) of the tokens", given, f"{wanted}, as the strategy was made", "Make it for these.")
 
     def _dispatched(
         self, hidden: torch.Tensor, scales: torch.Tensor | None, ids: torch.Tensor, handle: _Handle

@@ -82,6 +82,7 @@ def uneven_reduce_scatter(x: torch.Tensor, sizes: Sequence[int], group: Group) -
 
 def exchange_and_sum(x: torch.Tensor, sizes: Sequence[int], group: Group) -> torch.Tensor:
     """As :func:`uneven_reduce_scatter`, added in fp32 in the order of ranks: the same bits whatever the backend."""
+    _check_rows(x, sum(sizes))
     rows = sizes[group.rank_in_group]
     parts = all_to_all(group, x.contiguous(), [rows] * group.world_size, sizes)
     parts = parts.view(group.world_size, rows, *x.shape[1:])

@@ -82,9 +82,15 @@ def test_a_group_with_a_part_of_the_experts_counts_those():
         make(part, top_k=5)
 
 
-def dispatch(dtype: torch.dtype = torch.bfloat16, sizes: tuple[int, int] = (3, 8), **options: torch.Tensor) -> object:
-    ids = torch.zeros(3, 2, dtype=torch.int32)
-    given = torch.zeros(3, 64, dtype=dtype), torch.ones(3, 2), ids
+def dispatch(
+    dtype: torch.dtype = torch.bfloat16,
+    sizes: tuple[int, int] = (3, 8),
+    hidden_size: int = 64,
+    top_k: int = 2,
+    **options: torch.Tensor,
+) -> object:
+    ids = torch.zeros(3, top_k, dtype=torch.int32)
+    given = torch.zeros(3, hidden_size, dtype=dtype), torch.ones(3, top_k), ids
     return make().dispatch(*given, num_experts=8, layout=TokenLayout.of(sizes, 0), **options)
 
 
@@ -93,9 +99,11 @@ def dispatch(dtype: torch.dtype = torch.bfloat16, sizes: tuple[int, int] = (3, 8
     [
         ({"sizes": (3, 9)}, CapacityError, "max_local_size = 9, but it must be at most 8"),
         ({"dtype": torch.float32}, DtypeError, "bfloat16 or float16"),
+        ({"hidden_size": 128}, ShapeError, r"\(H, K\) of the tokens = \(128, 2\), but it must be \(64, 2\)"),
+        ({"top_k": 3}, ShapeError, r"\(H, K\) of the tokens = \(64, 3\), but it must be \(64, 2\)"),
         ({"dtype": torch.int8, "scales": torch.ones(3)}, UnsupportedError, "quantize=True"),
     ],
-    ids=["another rank's tokens", "fp32", "quantised already"],
+    ids=["another rank's tokens", "fp32", "wider", "more choices", "quantised already"],
 )
 def test_refused_before_the_operator(options: dict, error: type[AscendMoEError], text: str):
     with pytest.raises(error, match=text):
