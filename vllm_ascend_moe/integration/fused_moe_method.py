@@ -13,7 +13,7 @@ from vllm.model_executor.layers.fused_moe.oracle.unquantized import UnquantizedM
 
 from vllm_ascend_moe.config import parse_config
 from vllm_ascend_moe.errors import LayoutError, UnsupportedError
-from vllm_ascend_moe.integration.agreement import check_agreement
+from vllm_ascend_moe.integration.agreement import check_agreement, told_to_others
 from vllm_ascend_moe.integration.experts import RowsExpertsStep, process_weights
 from vllm_ascend_moe.integration.forward_state import communication_group, current_layouts
 from vllm_ascend_moe.integration.kernels import KernelBuilder
@@ -77,12 +77,12 @@ class AscendMoEUnquantizedMethod(UnquantizedFusedMoEMethod):
             raise UnsupportedError(
                 "Dual-batch overlap is not supported: layers share the buffers of dispatch. Serve without --enable-dbo."
             )
-        situation = make_situation(self.moe, self.vllm_config, self.group, self.config)
-        group = group_of(self.group)
-        strategies = possible_strategies(situation, group.world_size)
-        placement = None
-        if not {*strategies} <= {"padded_allgather", "uneven_allgather"}:
-            placement = placement_in_group(layer.expert_map, self.moe.num_experts, self.group)
+        group, placement = group_of(self.group), None
+        with told_to_others(group.cpu_group):
+            situation = make_situation(self.moe, self.vllm_config, self.group, self.config)
+            strategies = possible_strategies(situation, group.world_size)
+            if not {*strategies} <= {"padded_allgather", "uneven_allgather"}:
+                placement = placement_in_group(layer.expert_map, self.moe.num_experts, self.group)
         if check_agreement(group.cpu_group, must_agree(self.config, situation, placement)):
             logger.info("%s", describe(situation, group.world_size))
         self._planner = planner(situation, self.config.max_tokens_in_flight)

@@ -212,3 +212,11 @@ def run_layers(rank: int, ranks: int, cases: list[LayerCase]) -> dict[str, Outco
     outcomes = {case.name: world.run(case) for case in cases}
     world.close()
     return outcomes
+
+
+def run_differing(rank: int, ranks: int, sections: list[dict[str, Any]]) -> str:
+    """Body for ``launch``: the error of a layer where each rank has a section of its own."""
+    world = World(rank)
+    outcome = world.run(LayerCase("differing", sections[rank], sizes=((1, 1),)))
+    world.close()
+    return outcome.error

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.ut.integration.layer_world import LayerCase, Outcome, run_layers
+from tests.ut.integration.layer_world import LayerCase, Outcome, run_differing, run_layers
 from vllm_ascend_moe.testing.launch import launch
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(400)]
@@ -149,3 +149,12 @@ def test_refused_on_every_rank(case: LayerCase, parts: list[str], outcomes: dict
     for outcome in outcomes[case.name]:
         for part in parts:
             assert part in outcome.error
+
+
+def test_a_configuration_that_cannot_work_on_one_rank_stops_all() -> None:
+    """Rank 2 finds its error alone, before ranks compare theirs."""
+    sections = [{"comm": "mc2" if rank == 2 else "auto"} for rank in range(RANKS)]
+    errors = launch(RANKS, run_differing, sections, timeout_s=60)
+    assert errors[2].startswith("ConfigError: comm = 'mc2', but it must be another strategy")
+    for rank in (0, 1, 3):
+        assert errors[rank].startswith("ConfigError: errors by rank = {2: "), errors[rank]
