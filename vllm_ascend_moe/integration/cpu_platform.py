@@ -41,6 +41,7 @@ class AscendMoEPlatformMixin:
         config = parse_config(vllm_config.additional_config)
         parallel_config = vllm_config.parallel_config
         cls._refuse_unreachable_layers(vllm_config)
+        cls._choose_mla_backend(vllm_config)
         sources = parallel_config.data_parallel_size * parallel_config.prefill_context_parallel_size
         if parallel_config.enable_expert_parallel and sources > 1:
             cls._choose_worker(parallel_config)
@@ -59,6 +60,18 @@ class AscendMoEPlatformMixin:
                 "MoE layers index other ranks' experts on CPU, and this plugin does not reach them. Serve with "
                 "--model-impl vllm, or without --enable-expert-parallel."
             )
+
+    @staticmethod
+    def _choose_mla_backend(vllm_config: VllmConfig) -> None:
+        """vLLM takes its AMX kernels for MLA wherever the processor has AMX, though they are for bfloat16 alone."""
+        import torch
+        from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+        model, attention = vllm_config.model_config, vllm_config.attention_config
+        if model is None or not model.use_mla or model.dtype == torch.bfloat16 or attention.backend is not None:
+            return
+        attention.backend = AttentionBackendEnum.CPU_MLA
+        logger.info("MLA in %s: attention_backend = CPU_MLA.", model.dtype)
 
     @staticmethod
     def _choose_worker(parallel_config: ParallelConfig) -> None:

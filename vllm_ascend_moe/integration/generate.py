@@ -143,6 +143,7 @@ async def _run(spec: EngineSpec) -> list[Generated]:
             "max_num_seqs": 16,
             "enable_prefix_caching": False,
             "disable_log_stats": True,
+            **_mla_backend(spec),
             **spec.engine_args,
         }
     )
@@ -155,6 +156,14 @@ async def _run(spec: EngineSpec) -> list[Generated]:
         return [results[i] for i in range(len(spec.requests))]
     finally:
         engine.shutdown()
+
+
+def _mla_backend(spec: EngineSpec) -> dict[str, str]:
+    """What a stock engine must be told, and our platform knows: vLLM's AMX kernels for MLA are for bfloat16 alone."""
+    config = Path(spec.model) / "config.json"
+    if not spec.stock or spec.dtype == "bfloat16" or not config.exists():
+        return {}
+    return {"attention_backend": "CPU_MLA"} if "kv_lora_rank" in json.loads(config.read_text()) else {}
 
 
 async def _one(engine: Any, index: int, request: Request, dp: int) -> Generated:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from vllm.config import ParallelConfig
 from vllm.platforms.cpu import CpuPlatform
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from vllm_ascend_moe.errors import InvalidValueError, UnsupportedError
 from vllm_ascend_moe.integration.cpu_platform import AscendMoECpuPlatform
@@ -48,10 +49,13 @@ def checked(monkeypatch: pytest.MonkeyPatch):
 
     def check(worker_cls: str = "auto", quantization: str | None = None, transformers: bool = False, **sizes: object):
         parallel = ParallelConfig(worker_cls=worker_cls, **sizes)
-        model = SimpleNamespace(quantization=quantization, using_transformers_backend=lambda: transformers)
+        model = SimpleNamespace(
+            quantization=quantization, using_transformers_backend=lambda: transformers, use_mla=False
+        )
         config = SimpleNamespace(
             parallel_config=parallel,
             model_config=model,
+            attention_config=SimpleNamespace(backend=None),
             additional_config={"ascend_moe": {"bind_cpus": False}},
         )
         AscendMoECpuPlatform.check_and_update_config(config)
@@ -83,6 +87,25 @@ def test_layers_the_plugin_does_not_reach_are_refused(checked) -> None:
     checked(quantization="fp8", transformers=True)
     checked(quantization="fp8", enable_expert_parallel=True)
     checked(transformers=True, enable_expert_parallel=True)
+
+
+@pytest.mark.parametrize(
+    ("mla", "dtype", "given", "chosen"),
+    [
+        (True, torch.float32, None, AttentionBackendEnum.CPU_MLA),
+        (True, torch.float16, None, AttentionBackendEnum.CPU_MLA),
+        (True, torch.bfloat16, None, None),
+        (True, torch.float32, AttentionBackendEnum.AMX_MLA, AttentionBackendEnum.AMX_MLA),
+        (False, torch.float32, None, None),
+    ],
+    ids=["fp32", "fp16", "bf16", "the user's choice", "no MLA"],
+)
+def test_mla_has_kernels_for_its_dtype_on_processors_with_amx(mla, dtype, given, chosen) -> None:
+    """A part of vLLM's configuration stands in; that vLLM follows the choice, engine tests show where there is AMX."""
+    attention = SimpleNamespace(backend=given)
+    config = SimpleNamespace(model_config=SimpleNamespace(use_mla=mla, dtype=dtype), attention_config=attention)
+    AscendMoECpuPlatform._choose_mla_backend(config)
+    assert attention.backend is chosen
 
 
 def test_buffers_are_shared_by_group_described_and_closed() -> None:
