@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from vllm_ascend_moe.comm.base import ActivationFormat
 from vllm_ascend_moe.comm.padded_all_gather import PaddedAllGather
-from vllm_ascend_moe.errors import DtypeError, LayoutError, ShapeError
+from vllm_ascend_moe.errors import DtypeError, InvalidValueError, LayoutError, ShapeError
 from vllm_ascend_moe.experts.reference import ReferenceExperts
 from vllm_ascend_moe.layout import TokenLayout
 from vllm_ascend_moe.testing import data
@@ -182,6 +182,10 @@ def test_strided_inputs_reach_collectives_contiguous(packed_bytes):
         pytest.param("topk_ids", torch.zeros(3, 2, dtype=torch.bool), DtypeError, "int32 or int64", id="bool ids"),
         pytest.param("topk_weights", torch.zeros(3, 2, dtype=torch.int32), DtypeError, "floating", id="int weights"),
         pytest.param("scales", torch.zeros(2), ShapeError, "scales.shape", id="scales rows"),
+        pytest.param(
+            "topk_weights", torch.zeros(3, 2, device="meta"), InvalidValueError, "weights.device", id="device"
+        ),
+        pytest.param("scales", torch.ones(3, device="meta"), InvalidValueError, "scales.dev", id="device of scales"),
         pytest.param("num_experts", 0, ShapeError, "num_experts", id="no experts"),
         pytest.param("layout", TokenLayout.of([3, 1], 1), LayoutError, r"\(2, 0\)", id="another rank's layout"),
         pytest.param("layout", TokenLayout.of([3], 0), LayoutError, r"\(2, 0\)", id="another group's layout"),

@@ -13,6 +13,7 @@ import launch_bodies
 import pytest
 import torch
 
+from vllm_ascend_moe.errors import UnsupportedError
 from vllm_ascend_moe.layout import TokenLayout
 from vllm_ascend_moe.testing import data, fake_group
 from vllm_ascend_moe.testing import launch as launch_module
@@ -313,6 +314,12 @@ def test_launch_returns_results_by_rank_and_prefixes_every_line():
 
 @pytest.mark.multiprocess
 @pytest.mark.timeout(120)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_nccl_without_a_gpu_is_refused():
+    with pytest.raises(UnsupportedError, match="needs a CUDA GPU"):
+        launch(2, test_nccl_without_a_gpu_is_refused, backend="nccl")
+
+
 def test_a_raising_rank_is_reported_with_its_traceback_long_before_the_timeout():
     with pytest.raises(RankFailedError, match="rank 1: KeyError") as caught:
         launch(2, launch_bodies.one_raises_others_hang, timeout_s=1000)

@@ -99,7 +99,9 @@ class AllToAll:
             check_dispatch_inputs(hidden, topk_weights, topk_ids, scales, num_experts, layout, self.group)
             check_placement_experts(self.placement, num_experts)
         except InvalidValueError:
-            self._refuse(topk_ids.device)
+            # Where most inputs are, since one on another device may be what is refused.
+            devices = [x.device for x in (hidden, topk_weights, topk_ids)]
+            self._refuse(max(devices, key=devices.count))
             raise
         columns = [hidden, topk_weights.to(torch.float32), topk_ids]
         if scales is not None:

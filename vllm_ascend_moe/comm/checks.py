@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from vllm_ascend_moe.errors import CommError, DtypeError, LayoutError, PlacementError, ShapeError
+from vllm_ascend_moe.errors import (
+    CommError,
+    DtypeError,
+    InvalidValueError,
+    LayoutError,
+    PlacementError,
+    ShapeError,
+)
 from vllm_ascend_moe.layout import TokenLayout
 from vllm_ascend_moe.ops.native import Group
 from vllm_ascend_moe.placement import ExpertPlacement
@@ -21,7 +28,7 @@ def check_dispatch_inputs(
     layout: TokenLayout,
     group: Group,
 ) -> None:
-    """Raises LayoutError, ShapeError or DtypeError where the inputs of a dispatch do not fit together."""
+    """Raises LayoutError, ShapeError, DtypeError, or for devices InvalidValueError, where inputs do not fit together."""
     if (layout.ep_size, layout.rank) != (group.world_size, group.rank_in_group):
         raise LayoutError(
             "layout (ep_size, rank)",
@@ -44,6 +51,11 @@ def check_dispatch_inputs(
         raise DtypeError("topk_ids.dtype", topk_ids.dtype, "int32 or int64", "Cast the ids: topk_ids.to(torch.int32).")
     if not topk_weights.is_floating_point():
         raise DtypeError("topk_weights.dtype", topk_weights.dtype, "a floating-point type", "Pass router weights.")
+    for name, other in (("topk_weights", topk_weights), ("topk_ids", topk_ids), ("scales", scales)):
+        if other is not None and other.device != hidden.device:
+            raise InvalidValueError(
+                name + ".device", other.device, f"hidden's, {hidden.device}", f"Move it: {name}.to(hidden.device)."
+            )
     if scales is not None and scales.shape[:1] != rows:
         raise ShapeError("scales.shape", tuple(scales.shape), f"[{rows[0]}, ...]", "Pass one scale row per token.")
     if num_experts < 1:

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from vllm_ascend_moe.errors import AscendMoEError
+from vllm_ascend_moe.errors import AscendMoEError, UnsupportedError
 
 DEFAULT_TIMEOUT_S = 120.0
 _HOST = "127.0.0.1"
@@ -136,8 +136,10 @@ def launch(
         Results by rank.
 
     Raises:
-        RankFailedError: a rank raised, died, or the run took too long.
+        RankFailedError: a rank raised, died, or the run took too long. UnsupportedError: NCCL without a GPU.
     """
+    if backend == "nccl" and not torch.cuda.is_available():
+        raise UnsupportedError('backend = "nccl" needs a CUDA GPU, and there is none here. Use backend = "gloo".')
     context = mp.get_context("spawn")
     results: Queue[tuple[int, str | None, Any]] = context.Queue()
     # The store lives here: its port cannot be taken by another launch meanwhile, and no rank's end takes it away.

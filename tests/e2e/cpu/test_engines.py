@@ -23,7 +23,9 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 # How many times the noise the smallest margin must be.
 _CLEAR = 10
 
-PADDED, ROWS, BATCHED = "padded_allgather", "all_to_all", "batched_all_to_all"
+PADDED, ROWS, BATCHED, UNEVEN = "padded_allgather", "all_to_all", "batched_all_to_all", "uneven_allgather"
+# vLLM keeps the placement only beside a backend's name that has one; on a CPU the name selects nothing else.
+ROUND_ROBIN = {"expert_placement_strategy": "round_robin", "all2all_backend": "deepep_low_latency"}
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Case:
     experts: str = "auto"
     comm: str = PADDED
     more: dict[str, object] = field(default_factory=dict)  # of the configuration section
+    engine_args: dict[str, str] = field(default_factory=dict)
     used: frozenset[str] = frozenset()  # strategies that must have been used; empty: comm alone
     long: bool = False  # left to `make test-all`: other cases and the tests of whole layers cover most of it
 
@@ -46,6 +49,7 @@ class Case:
         names = ["" if self.eager else "compiled", "packed" if self.packed else ""]
         names += [name for name in (self.experts, self.comm) if name not in ("auto", PADDED)]
         names += [f"{key}={value}" for key, value in self.more.items()]
+        names += [self.engine_args["expert_placement_strategy"]] if self.engine_args else []
         return "-".join([self.model, f"dp{self.dp}-tp{self.tp}-ep{self.dp * self.tp}", *filter(None, names)])
 
     def section(self) -> dict[str, object]:
@@ -81,11 +85,23 @@ CASES = [
     ),
     Case("mixtral", dp=2, tp=2, group="dp", eager=False, comm=BATCHED),
     Case("deepseek_v2", dp=2, group="dp", comm="auto", packed=True, used=frozenset({PADDED}), long=True),
+    # The rest of every model with every strategy on DP=2 and on DP=2 x TP=2.
+    Case("mixtral", dp=2, group="dp", long=True),
+    Case("qwen3_moe", dp=2, group="dp", comm=ROWS, long=True),
+    Case("qwen3_moe", dp=2, tp=2, comm=ROWS, long=True),
+    Case("deepseek_v3", dp=2, group="dp", comm=ROWS, engine_args=ROUND_ROBIN, long=True),
+    Case("mixtral", dp=2, group="dp", comm=ROWS, long=True),
+    Case("qwen3_moe", dp=2, group="dp", comm=BATCHED, long=True),
+    Case("deepseek_v3", dp=2, tp=2, comm=BATCHED, engine_args=ROUND_ROBIN, long=True),
+    Case("mixtral", dp=2, group="dp", comm=BATCHED, long=True),
+    Case("qwen3_moe", dp=2, group="dp", comm=UNEVEN, long=True),
+    Case("deepseek_v3", dp=2, tp=2, comm=UNEVEN, long=True),
 ]
 # Collectives of one pass of each strategy.
 _OF_A_PASS = {
     ROWS: ("all_to_all",) * 3,  # row counts, rows, sums back
     BATCHED: ("gather", "all_to_all"),
+    UNEVEN: ("all_to_all",) * 4,  # over gloo: hidden states, ids, weights; sums back
 }
 
 
@@ -153,6 +169,7 @@ def test_tokens_equal_one_stock_engine(
         waves=WAVES,
         env={"ASCEND_MOE_TRACE": str(tmp_path)},
         additional_config=case.section(),
+        engine_args=dict(case.engine_args),
     )
     check_tokens(single, generate(spec, timeout_s=480))
     check_trace(read_trace(tmp_path), case)

@@ -18,7 +18,7 @@ from strategy_cases import Case
 
 from vllm_ascend_moe.comm import batched_rows, row_plan
 from vllm_ascend_moe.comm.all_to_all import AllToAll
-from vllm_ascend_moe.errors import CommError, DtypeError, LayoutError, PlacementError, ShapeError
+from vllm_ascend_moe.errors import CommError, DtypeError, InvalidValueError, LayoutError, PlacementError, ShapeError
 from vllm_ascend_moe.layout import TokenLayout
 from vllm_ascend_moe.ops import row_bytes
 from vllm_ascend_moe.placement import ExpertPlacement
@@ -329,6 +329,7 @@ FAULTS = {
     "uint32 ids": ("topk_ids", torch.zeros(3, 2, dtype=torch.uint32), DtypeError, "int32 or int64"),
     "int weights": ("topk_weights", torch.zeros(3, 2, dtype=torch.int32), DtypeError, "floating"),
     "scales rows": ("scales", torch.zeros(2), ShapeError, "scales.shape"),
+    "ids elsewhere": ("topk_ids", torch.zeros(3, 2, dtype=torch.int32, device="meta"), InvalidValueError, "ids.device"),
     "another number of experts": ("num_experts", 6, PlacementError, "num_experts = 6, .* the placement's 4"),
     "another rank's layout": ("layout", TokenLayout.of([3, 1, 2], 1), LayoutError, r"\(3, 0\)"),
 }
