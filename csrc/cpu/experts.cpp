@@ -136,7 +136,7 @@ void grouped_mlp(const at::Tensor& out, const at::Tensor& hidden, const at::Tens
   const int64_t chunk = std::max(kLeastRows, fitting);
   thread_local Plan plan;
   for (int64_t first = 0; first < rows; first += chunk) {
-    plan_rows(choices, first, std::min(chunk, rows - first), int(w13.size(0)), p.mlp.kernels->max_rows, plan);
+    plan_rows(choices, first, std::min(chunk, rows - first), int(w13.size(0)), *p.mlp.kernels, plan);
     run(p.mlp, plan);
   }
 }
@@ -161,7 +161,7 @@ void batched_mlp(const at::Tensor& out, const at::Tensor& hidden, const at::Tens
   const int64_t chunk = std::max(kLeastRows, kScratchBytes / scratch_per_pair(p.mlp));
   thread_local Plan plan;
   for (int64_t from = 0; from < tokens; from += chunk) {
-    plan_batched(count, experts, hidden.size(1), from, std::min(from + chunk, tokens), p.mlp.kernels->max_rows, plan);
+    plan_batched(count, experts, hidden.size(1), from, std::min(from + chunk, tokens), *p.mlp.kernels, plan);
     run(p.mlp, plan);
   }
 }

@@ -6,7 +6,7 @@ namespace {
 
 std::vector<const Kernels*> available(Weight weight) {
   std::vector<const Kernels*> found;
-  for (const auto get : {kernels_avx512_bf16, kernels_avx512, kernels_avx2, kernels_portable})
+  for (const auto get : {kernels_amx_bf16, kernels_avx512_bf16, kernels_avx512, kernels_avx2, kernels_portable})
     if (const Kernels* kernels = get(weight)) found.push_back(kernels);
   return found;
 }

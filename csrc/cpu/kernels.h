@@ -7,6 +7,7 @@
 //     A panel takes exactly the bytes of its 16 rows (k even for bf16), so weights can be repacked in place.
 //   row block A: m rows (m <= max_rows) of activations, k-major in 4-byte slots [slots(k)][m].
 //     slot_values == 2: a slot is a pair of bf16;  slot_values == 1: a slot is one fp32.
+//     AMX: the tiles, bf16 [slots(k) / 16][m][32].
 //   result C: fp32 [m][32], the products with two panels side by side.
 #pragma once
 
@@ -35,6 +36,7 @@ struct PanelPair {
 struct Kernels {
   const char* isa;
   int max_rows;
+  int row_group;  // rows that cost as much as one: blocks begin at multiples of it, max_rows is one
   int slot_values;
   int k_multiple;  // rows of A and panels are padded with zeros to a multiple of this many k
 
@@ -44,7 +46,7 @@ struct Kernels {
   void (*multiply)(int m, int64_t k, const void* a, const PanelPair& panels, float* c);
   // y fp32 [m][32]; the first 16 columns are written for gated forms, all 32 for Gate::none. bias: 32 values or null.
   void (*activate)(Activation act, Gate gate, const float* c, const float* bias, int m, float* y);
-  // Writes columns col .. col + width - 1 of m rows into a row block A.
+  // Writes columns col .. col + width - 1 of m rows into a row block A; the last ones come with the padding of k.
   void (*store_block)(const float* y, int width, int m, int64_t col, void* a);
   // acc[i] += w * (c[i] + bias[i]) for i < n
   void (*accumulate)(const float* c, const float* bias, float w, int n, float* acc);
@@ -59,5 +61,6 @@ const Kernels* kernels_portable(Weight weight);
 const Kernels* kernels_avx2(Weight weight);
 const Kernels* kernels_avx512(Weight weight);
 const Kernels* kernels_avx512_bf16(Weight weight);
+const Kernels* kernels_amx_bf16(Weight weight);
 
 }  // namespace ascend_moe::cpu

@@ -114,10 +114,14 @@ inline Vec<V> gated(Activation act, Vec<V> gate, Vec<V> up) {
 template <class V>
 void activate(Activation act, Gate gate, const float* c, const float* bias, int m, float* y) {
   for (int row = 0; row < m; ++row, c += kWide, y += kWide) {
-    float x[kWide];
-    for (int j = 0; j < kWide; ++j) {
-      const int from = gate != Gate::interleaved ? j : j < kPanel ? 2 * j : 2 * (j - kPanel) + 1;
-      x[j] = c[from] + (bias ? bias[from] : 0.0f);
+    float room[kWide];
+    const float* x = c;
+    if (bias || gate == Gate::interleaved) {
+      for (int j = 0; j < kWide; ++j) {
+        const int from = gate != Gate::interleaved ? j : j < kPanel ? 2 * j : 2 * (j - kPanel) + 1;
+        room[j] = c[from] + (bias ? bias[from] : 0.0f);
+      }
+      x = room;
     }
     if (gate == Gate::none) {
       for (int j = 0; j < kWide; j += V::width) store<V>(y + j, pointwise<V>(act, load<V>(x + j)));
@@ -334,6 +338,7 @@ constexpr Kernels make_kernels(const char* isa) {
   constexpr bool pairs = std::is_same_v<W, Bf16>;
   return {isa,
           V::max_rows,
+          1,
           1,
           pairs ? 2 : 1,
           pack_panel<V, W>,

@@ -12,7 +12,7 @@ namespace ascend_moe::cpu {
 
 namespace {
 
-constexpr int kMaxRows = 16;                       // no instruction set has larger row blocks
+constexpr int kMaxRows = 32;                       // no instruction set has larger row blocks
 constexpr int64_t kTilePairs = 4;                  // widest output tile: 4 pairs of panels, 128 columns
 constexpr int64_t kAccumulatorBytes = 512 * 1024;  // of one thread, to stay in its L2
 constexpr int64_t kSerialValues = 32 * 1024;       // copied by one thread: waking the others would take longer
@@ -126,9 +126,10 @@ void inner_column(const Call& call, int64_t at, int64_t column, int64_t width, b
   panels.next_first = last ? nullptr : rows_at(mlp.w13, expert, next.first);
   panels.next_second = last ? nullptr : rows_at(mlp.w13, expert, next.second);
   const int64_t stored = call.kernels.slots(mlp.inner) * call.kernels.slot_values;
-  const int used = static_cast<int>(std::min(width, stored - column * width));
+  const bool ends = (column + 1) * width >= mlp.inner;  // with what k is padded to: zeros, 32 columns in all at most
+  const int used = static_cast<int>(ends ? stored - column * width : width);
   alignas(64) float c[kMaxRows * kWide];
-  alignas(64) float y[kMaxRows * kWide];
+  alignas(64) float y[kMaxRows * kWide] = {};
   const int64_t first = call.plan.first_block[at], blocks = call.plan.first_block[at + 1] - first;
   for (int64_t b = 0; b < blocks; ++b) {
     const Block& block = call.plan.blocks[first + b];

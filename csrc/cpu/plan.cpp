@@ -6,8 +6,10 @@ namespace ascend_moe::cpu {
 
 namespace {
 
-// Blocks of nearly equal size, so that none is left with one row: 13 rows of at most 12 become 7 and 6.
-void cut_blocks(const std::vector<int64_t>& counts, int max_rows, Plan& plan) {
+// Blocks of nearly equal size, so that none is left with one row: 13 rows of at most 12 become 7 and 6. Where
+// rows cost as much in groups, blocks are of nearly as many groups: 40 rows in groups of 16 become 16 and 24.
+void cut_blocks(const std::vector<int64_t>& counts, const Kernels& kernels, Plan& plan) {
+  const int64_t group = kernels.row_group, most = kernels.max_rows / group;
   plan.experts.clear();
   plan.blocks.clear();
   plan.first_block.clear();
@@ -16,9 +18,10 @@ void cut_blocks(const std::vector<int64_t>& counts, int max_rows, Plan& plan) {
     if (counts[e] == 0) continue;
     plan.experts.push_back(static_cast<int>(e));
     plan.first_block.push_back(static_cast<int64_t>(plan.blocks.size()));
-    const int64_t blocks = (counts[e] + max_rows - 1) / max_rows;
+    const int64_t groups = (counts[e] + group - 1) / group, blocks = (groups + most - 1) / most;
     for (int64_t b = 0; b < blocks; ++b) {
-      const int64_t rows = counts[e] * (b + 1) / blocks - counts[e] * b / blocks;
+      const int64_t end = std::min(counts[e], groups * (b + 1) / blocks * group);
+      const int64_t rows = end - groups * b / blocks * group;
       plan.blocks.push_back({static_cast<int>(e), static_cast<int>(rows), pair});
       pair += rows;
     }
@@ -41,14 +44,14 @@ int local_expert(const Routing& r, int64_t row, int64_t k, int num_experts) {
   return id >= 0 && id < num_experts ? static_cast<int>(id) : -1;
 }
 
-void plan_rows(const Routing& r, int64_t first, int64_t rows, int num_experts, int max_rows, Plan& plan) {
+void plan_rows(const Routing& r, int64_t first, int64_t rows, int num_experts, const Kernels& kernels, Plan& plan) {
   std::vector<int64_t> counts(num_experts, 0);
   for (int64_t i = 0; i < rows; ++i)
     for (int64_t k = 0; k < r.top_k; ++k) {
       const int e = local_expert(r, first + i, k, num_experts);
       if (e >= 0) ++counts[e];
     }
-  cut_blocks(counts, max_rows, plan);
+  cut_blocks(counts, kernels, plan);
   std::vector<int64_t> next(num_experts, 0);
   int64_t pairs = 0;
   for (int e = 0; e < num_experts; ++e) {
@@ -71,7 +74,7 @@ void plan_rows(const Routing& r, int64_t first, int64_t rows, int num_experts, i
 }
 
 void plan_batched(const int64_t* counts, int num_experts, int64_t rows_per_expert, int64_t from, int64_t to,
-                  int max_rows, Plan& plan) {
+                  const Kernels& kernels, Plan& plan) {
   resize_pairs(plan, to - from);
   plan.slot_row.resize(to - from);
   std::vector<int64_t> taken(num_experts, 0);
@@ -86,7 +89,7 @@ void plan_batched(const int64_t* counts, int num_experts, int64_t rows_per_exper
     }
     taken[e] = std::max<int64_t>(0, end - begin);
   }
-  cut_blocks(taken, max_rows, plan);
+  cut_blocks(taken, kernels, plan);
 }
 
 }  // namespace ascend_moe::cpu

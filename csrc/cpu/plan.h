@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels.h"
+
 namespace ascend_moe::cpu {
 
 // One expert's rows that are multiplied together; at most Kernels::max_rows of them.
@@ -41,12 +43,13 @@ struct Routing {
 int local_expert(const Routing& routing, int64_t row, int64_t k, int num_experts);
 
 // Plans rows first .. first + rows - 1 (accumulator row i holds row first + i). Reuses the vectors' memory.
-void plan_rows(const Routing& routing, int64_t first, int64_t rows, int num_experts, int max_rows, Plan& plan);
+void plan_rows(const Routing& routing, int64_t first, int64_t rows, int num_experts, const Kernels& kernels,
+               Plan& plan);
 
 // Plans rows from .. to - 1 of the expert-by-expert layout [num_experts, rows_per_expert]: row r of expert e is
 // row e * rows_per_expert + r, and only the first counts[e] rows of an expert hold tokens. `from` and `to` count
 // tokens.
 void plan_batched(const int64_t* counts, int num_experts, int64_t rows_per_expert, int64_t from, int64_t to,
-                  int max_rows, Plan& plan);
+                  const Kernels& kernels, Plan& plan);
 
 }  // namespace ascend_moe::cpu
