@@ -28,7 +28,7 @@ def check_dispatch_inputs(
     layout: TokenLayout,
     group: Group,
 ) -> None:
-    """Raises LayoutError, ShapeError, DtypeError, or for devices InvalidValueError, where inputs do not fit together."""
+    """Raises LayoutError, ShapeError, DtypeError, or InvalidValueError (devices), where inputs do not fit together."""
     if (layout.ep_size, layout.rank) != (group.world_size, group.rank_in_group):
         raise LayoutError(
             "layout (ep_size, rank)",
