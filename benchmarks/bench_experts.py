@@ -178,7 +178,7 @@ def make_row(
 def parse_args() -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--isa", default="", help='"amx_bf16", "avx512_bf16", "avx512", "avx2" or "portable" [the best]')
+    parser.add_argument("--isa", default="", help='"amx_bf16", "avx512_bf16", "avx512", "avx2", "portable" [the best]')
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES), metavar="E,H,N,K")
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 8, 64, 512])
     parser.add_argument("--torch-loop", action="store_true", help="also time the plain torch form")

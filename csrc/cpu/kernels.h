@@ -44,6 +44,7 @@ struct Kernels {
   void (*pack_panel)(const void* w, int64_t ldw, int n, int64_t k, void* panel);
   void (*pack_rows)(const void* const* rows, int m, int64_t k, void* a);
   void (*multiply)(int m, int64_t k, const void* a, const PanelPair& panels, float* c);
+  void (*release)();  // gives back what multiply keeps of the thread between calls; null where it keeps nothing
   // y fp32 [m][32]; the first 16 columns are written for gated forms, all 32 for Gate::none. bias: 32 values or null.
   void (*activate)(Activation act, Gate gate, const float* c, const float* bias, int m, float* y);
   // Writes columns col .. col + width - 1 of m rows into a row block A; the last ones come with the padding of k.

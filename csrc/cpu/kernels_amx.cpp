@@ -74,6 +74,20 @@ inline void copy_tail(const char* panel, int64_t k, char* tile) {
   std::memset(tile + bytes, 0, kPanelStep - bytes);
 }
 
+// Rows that this thread's tiles are set for, 0 where they are not set. Setting them takes about 0.1 us.
+thread_local int configured = 0;
+
+void set_tiles(int m) {
+  if (configured == m) return;
+  _tile_loadconfig(&kConfigs[m]);
+  configured = m;
+}
+
+void release_tiles() {
+  if (configured) _tile_release();
+  configured = 0;
+}
+
 // The order of the sums of a row does not depend on m.
 template <bool kTwo>
 void multiply_tiles(int m, int64_t k, const char* a, const PanelPair& panels, float* c) {
@@ -81,7 +95,13 @@ void multiply_tiles(int m, int64_t k, const char* a, const PanelPair& panels, fl
   const char *ahead0 = panels.ahead0, *ahead1 = panels.ahead1;
   const int64_t stride = panels.stride;
   stores_done();
-  _tile_loadconfig(&kConfigs[m]);  // sets every tile to zero
+  set_tiles(m);
+  _tile_zero(0);
+  _tile_zero(1);
+  if constexpr (kTwo) {
+    _tile_zero(2);
+    _tile_zero(3);
+  }
   for (int64_t s = 0; s < k / kStep; ++s, a += m * kTileBytes, b0 += kPanelStep, b1 += kPanelStep) {
     multiply_step<kTwo>(a, b0, b1);
     for (int64_t line = 0; line < stride; line += 64) {
@@ -106,7 +126,6 @@ void multiply_tiles(int m, int64_t k, const char* a, const PanelPair& panels, fl
     _tile_stored(2, c + kTileRows * kWide, row_bytes);
     _tile_stored(3, c + kTileRows * kWide + kPanel, row_bytes);
   }
-  _tile_release();
   stores_done();
 }
 
@@ -166,6 +185,7 @@ const Kernels* kernels_amx_bf16(Weight weight) {
     tiles.k_multiple = kStep;
     tiles.pack_rows = pack_tile_rows;
     tiles.multiply = multiply;
+    tiles.release = release_tiles;
     tiles.store_block = store_tile_block;
     return tiles;
   }();

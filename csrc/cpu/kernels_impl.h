@@ -344,6 +344,7 @@ constexpr Kernels make_kernels(const char* isa) {
           pack_panel<V, W>,
           pack_rows<W>,
           multiply_rows<V, W, V::max_rows>,
+          nullptr,
           activate<V>,
           store_block,
           accumulate<V>,

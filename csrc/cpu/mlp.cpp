@@ -19,10 +19,18 @@ constexpr int64_t kSerialValues = 32 * 1024;       // copied by one thread: waki
 constexpr int64_t kChunkColumns = 8;               // panel pairs of one expert that a thread works on in a row
 constexpr int64_t kAheadBytes = 1024;              // how far ahead of its use a line that is used once is asked for
 
+// Calls `release`, where there is one, at the end of a scope.
+struct Finally {
+  void (*release)();
+  ~Finally() {
+    if (release) release();
+  }
+};
+
 // Runs work(i) for i in [0, n) on all threads; a free thread takes the next i. Results must not depend on who runs
-// what.
+// what. Each thread ends with `release`.
 template <class F>
-void for_each(int64_t n, const F& work, bool serial = false) {
+void for_each(int64_t n, const F& work, bool serial = false, void (*release)() = nullptr) {
   if (serial) {
     for (int64_t i = 0; i < n; ++i) work(i);
     return;
@@ -30,6 +38,7 @@ void for_each(int64_t n, const F& work, bool serial = false) {
   const int64_t threads = std::min<int64_t>(n, at::get_num_threads());
   std::atomic<int64_t> next{0};
   at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
+    const Finally finally{release};
     for (int64_t t = begin; t < end; ++t)
       for (int64_t i = next.fetch_add(1); i < n; i = next.fetch_add(1)) work(i);
   });
@@ -129,7 +138,8 @@ void inner_column(const Call& call, int64_t at, int64_t column, int64_t width, b
   const bool ends = (column + 1) * width >= mlp.inner;  // with what k is padded to: zeros, 32 columns in all at most
   const int used = static_cast<int>(ends ? stored - column * width : width);
   alignas(64) float c[kMaxRows * kWide];
-  alignas(64) float y[kMaxRows * kWide] = {};
+  alignas(64) float y[kMaxRows * kWide];
+  if (ends) std::memset(y, 0, sizeof(y));
   const int64_t first = call.plan.first_block[at], blocks = call.plan.first_block[at + 1] - first;
   for (int64_t b = 0; b < blocks; ++b) {
     const Block& block = call.plan.blocks[first + b];
@@ -147,10 +157,13 @@ void inner_values(const Call& call) {
   const int64_t shared = columns * experts / (4 * at::get_num_threads());  // so that threads end at about the same time
   const int64_t chunk = std::clamp<int64_t>(shared, 1, std::min(kChunkColumns, columns));
   const int64_t chunks = (columns + chunk - 1) / chunk;
-  for_each(experts * chunks, [&](int64_t i) {
-    const int64_t begin = i % chunks * chunk, end = std::min(begin + chunk, columns);
-    for (int64_t c = begin; c < end; ++c) inner_column(call, i / chunks, c, width, c + 1 == end);
-  });
+  for_each(
+      experts * chunks,
+      [&](int64_t i) {
+        const int64_t begin = i % chunks * chunk, end = std::min(begin + chunk, columns);
+        for (int64_t c = begin; c < end; ++c) inner_column(call, i / chunks, c, width, c + 1 == end);
+      },
+      false, call.kernels.release);
 }
 
 // Adds 32 output columns from `col` of one expert's rows to the accumulator [slots, width] at `acc`.
@@ -203,7 +216,8 @@ void outputs(const Call& call) {
   const int64_t shared = pairs / (2 * at::get_num_threads());  // two tiles a thread, so that none waits long
   const int64_t cached = kAccumulatorBytes / (slots * kWide * 4);
   const int64_t width = kWide * std::clamp<int64_t>(std::min(shared, cached), 1, kTilePairs);
-  for_each((call.mlp.hidden + width - 1) / width, [&](int64_t i) { output_tile(call, i * width, width); });
+  for_each((call.mlp.hidden + width - 1) / width, [&](int64_t i) { output_tile(call, i * width, width); }, false,
+           call.kernels.release);
 }
 
 }  // namespace

@@ -52,11 +52,12 @@ class NativeExperts:
     """:class:`~vllm_ascend_moe.experts.base.RowsExperts` and ``BatchedExperts`` on CPU.
 
     Runs on threads of ``torch.get_num_threads()``. The result does not depend on their number: products are summed
-    in k order and experts in ascending order, in fp32 (with AVX512-BF16 and AMX, inner values are rounded to bf16 between
-    the two products).
+    over k in one order and experts in ascending order, in fp32 (with AVX512-BF16 and AMX, inner values are rounded to
+    bf16 between the two products).
 
     Args:
-        isa: instruction set by name ("amx_bf16", "avx512_bf16", "avx512", "avx2", "portable"), "" for the best of this processor.
+        isa: instruction set by name ("amx_bf16", "avx512_bf16", "avx512", "avx2", "portable"), "" for the best of this
+            processor.
 
     Raises:
         InvalidValueError: an instruction set this processor does not have.

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -28,6 +31,7 @@ pytestmark = pytest.mark.skipif(not native_available(), reason="the native exten
 KINDS = [(dtype, isa) for dtype in NATIVE_DTYPES for isa in available_isas(dtype)]
 KIND_IDS = [f"{str(dtype).removeprefix('torch.')}-{isa}" for dtype, isa in KINDS]
 REFERENCE = ReferenceExperts()
+CPU_INFO = Path("/proc/cpuinfo")
 
 
 def make_weights(experts, hidden, inner, dtype, activation="silu", bias=False) -> ExpertWeights:
@@ -151,6 +155,28 @@ def test_threads_and_order_change_no_bit(dtype, isa, threads):
         assert torch.equal(torch.cat(alone), want)
     finally:
         torch.set_num_threads(before)
+
+
+AMX = {"amx_tile", "amx_bf16"} <= set(CPU_INFO.read_text().split() if CPU_INFO.exists() else ())
+REFUSED = """
+import ctypes
+import torch
+class Stack(ctypes.Structure):
+    _fields_ = [("at", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t)]
+room = ctypes.create_string_buffer(4096)
+assert ctypes.CDLL(None).sigaltstack(ctypes.byref(Stack(ctypes.addressof(room), 0, 4096)), None) == 0
+from vllm_ascend_moe.experts.native import available_isas
+print(*available_isas(torch.bfloat16))
+"""
+
+
+@pytest.mark.skipif(not AMX, reason="the processor has no AMX for bf16")
+def test_amx_is_the_choice_for_bf16_unless_linux_refuses_the_tiles():
+    """Refused: to a process that has a signal stack too small for them."""
+    assert available_isas(torch.bfloat16)[:2] == ["amx_bf16", "avx512_bf16"]
+    assert "amx_bf16" not in available_isas(torch.float16) + available_isas(torch.float32)
+    refused = subprocess.run([sys.executable, "-c", REFUSED], capture_output=True, text=True, check=True)
+    assert refused.stdout.split()[0] == "avx512_bf16"
 
 
 @pytest.mark.parametrize(("dtype", "isa"), KINDS, ids=KIND_IDS)
