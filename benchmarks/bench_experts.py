@@ -74,14 +74,15 @@ def vllm_kernel(isa: str) -> Any:
     return torch.ops._C
 
 
-def vllm_work(kernel: Any, weights: ExpertWeights, inputs: list[Inputs], out: torch.Tensor) -> Work:
+def vllm_work(kernel: Any, form: str, weights: ExpertWeights, inputs: list[Inputs], out: torch.Tensor) -> Work:
+    """``form``: "amx", which vLLM takes where the processor has AMX, or "vec"."""
     packed = [torch.empty_like(w) for w in (weights.w13, weights.w2)]
     for source, target in zip((weights.w13, weights.w2), packed, strict=True):
-        kernel.prepack_moe_weight(source, target, "vec")
+        kernel.prepack_moe_weight(source, target, form)
 
     def work(repeat: int) -> torch.Tensor:
         x = inputs[repeat % len(inputs)]
-        kernel.cpu_fused_moe(out, x.hidden, *packed, None, None, x.weights, x.ids, False, "silu", "vec")
+        kernel.cpu_fused_moe(out, x.hidden, *packed, None, None, x.weights, x.ids, False, "silu", form)
         return out
 
     return work
@@ -144,7 +145,7 @@ def run_shape(shape: str, args: argparse.Namespace, kernel: Any, limits: dict[st
         out = torch.empty(tokens, hidden_size, dtype=torch.bfloat16)
         works = {"ours": our_work(ours, packed, inputs, out), "unpacked": our_work(ours, plain, inputs, out)}
         if kernel is not None:
-            works["vllm"] = vllm_work(kernel, plain, inputs, out)
+            works["vllm"] = vllm_work(kernel, args.vllm_form, plain, inputs, out)
         if args.torch_loop:
             works["torch"] = our_work(TorchExperts(), plain, inputs, out)
         errors = check(works, plain, inputs)
@@ -196,6 +197,7 @@ def main() -> None:
     torch.manual_seed(0)
     isa = args.isa or next(iter(available_isas(torch.bfloat16)), "")
     kernel = vllm_kernel(isa)
+    args.vllm_form = "amx" if isa == "amx_bf16" else "vec"
     limits = machine_limits()
     rows = [row for shape in args.shapes for row in run_shape(shape, args, kernel, limits)]
     path = args.out / f"experts_cpu_{isa or 'torch'}.json"
