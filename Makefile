@@ -1,5 +1,5 @@
 # make demo   set up, then the main job: two vLLM engines share experts on this CPU and must generate what one engine does
-# make test   set up, then the tests that need no special hardware; make test-all: 16 more engine cases
+# make test   set up, then the tests that need no special hardware; make test-all: 19 more engine cases
 # make lint   ruff, mypy, clang-format, import layers
 # make ascend-check  lower every Triton kernel for Ascend 910B and compare it with torch; needs no NPU (installs LLVM 19)
 # make softnpu  build the soft NPU: torch_npu on a CPU (docs/softnpu.md); make softnpu-test runs its tests
@@ -62,7 +62,7 @@ $(VENV)/.triton: $(VENV)/.created requirements/triton.txt
 	@rm -rf $(VENV)/triton-site && $(PIP) --no-deps --target $(VENV)/triton-site -r requirements/triton.txt && touch $@
 
 test-kernels: setup-dev $(VENV)/.triton
-	@TRITON_INTERPRET=1 PYTHONPATH=$(VENV)/triton-site $(PY) -m pytest tests/ut/kernels
+	@TRITON_INTERPRET=1 PYTHONPATH=$(VENV)/triton-site $(PY) -m pytest -n 2 --dist loadfile tests/ut/kernels
 
 test-e2e: setup-dev
 	@$(PY) -m pytest -m "not long" tests/e2e $(PYTEST_ARGS)

@@ -64,10 +64,10 @@ CASES = [
     Case("qwen3_moe", dp=3, group="dp", long=True),
     Case("qwen3_moe", dp=2, group="dp", eager=False, long=True),
     Case("deepseek_v3", dp=2, group="dp"),
-    Case("deepseek_v3", tp=2, group=None),
+    Case("deepseek_v3", tp=2, group=None, long=True),
     Case("deepseek_v3", dp=2, tp=2, long=True),
     Case("deepseek_v3", dp=2, tp=2, eager=False, packed=True),
-    Case("mixtral", dp=2, tp=2, group="dp"),
+    Case("mixtral", dp=2, tp=2, group="dp", long=True),
     # vLLM's own CPU kernel, which alone would crash under expert parallelism: its ids are made local.
     Case("mixtral", dp=2, group="dp", packed=True, experts="vllm", long=True),
     # All-to-all by row: SP (compiled, in passes), TP without SP.
@@ -213,6 +213,7 @@ def test_int8_dispatch(
     assert 1e-4 < max(_moved(single, shared)) < limit, "rounding must show, and be far below the margin"
 
 
+@pytest.mark.long
 def test_fp8_dispatch(
     model_path: Callable[[str, str], str], single_engine: Callable[[str, str], list[Generated]]
 ) -> None:
