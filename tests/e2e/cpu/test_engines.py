@@ -74,7 +74,7 @@ CASES = [
     Case("deepseek_v3", dp=2, tp=2, eager=False, comm=ROWS, more={"max_tokens_in_flight": 48}),
     Case("mixtral", dp=2, tp=2, group="dp", comm=ROWS),
     # Batched: in passes; where a long prompt is more than its capacity; compiled.
-    Case("deepseek_v3", dp=2, group="dp", comm=BATCHED, more={"max_tokens_in_flight": 48}),
+    Case("deepseek_v3", dp=2, group="dp", comm=BATCHED, more={"max_tokens_in_flight": 48}, long=True),
     Case(
         "qwen3_moe",
         dp=2,
