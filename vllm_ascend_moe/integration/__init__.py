@@ -37,9 +37,21 @@ def register() -> None:
         from vllm_ascend_moe.integration.layers import register_layers
 
         register_layers()
+        ask_for_amx()
     elif current_platform.is_cpu():
         logger.warning(
             "vllm-ascend-moe is loaded, but vLLM runs its own CPU platform: data parallelism with expert parallelism "
             "will fail, and additional_config.ascend_moe is not read. VLLM_TARGET_DEVICE=cpu makes vLLM skip all "
             "platform plugins: unset it."
         )
+
+
+def ask_for_amx() -> None:
+    """Asks Linux for AMX tiles, as a process must before it uses any.
+
+    vLLM's attention for bfloat16 does not ask: it ends in an illegal instruction where nothing else has asked before.
+    """
+    import torch
+
+    if torch.cpu._is_amx_tile_supported():
+        torch.cpu._init_amx()

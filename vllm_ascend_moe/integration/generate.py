@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_ascend_moe.errors import AscendMoEError
+from vllm_ascend_moe.integration import ask_for_amx
 
 # Two engines, four workers and this process share the memory of one machine.
 _KV_CACHE_BYTES = 256 * 2**20
@@ -188,11 +189,15 @@ def _margin(step: dict[int, Any]) -> float:
 
 def main() -> None:
     """Reads the specification, runs the engine, writes the result."""
+    ask_for_amx()
     spec_path, result_path = sys.argv[1:3]
     raw = json.loads(Path(spec_path).read_text())
     spec = EngineSpec(**{**raw, "requests": [Request(**item) for item in raw["requests"]]})
     Path(result_path).write_text(json.dumps([asdict(item) for item in asyncio.run(_run(spec))]))
 
 
+# Spawned processes of a stock engine import this module under this name; nothing else asks for them.
+if __name__ == "__mp_main__":
+    ask_for_amx()
 if __name__ == "__main__":
     main()
