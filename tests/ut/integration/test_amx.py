@@ -21,9 +21,7 @@ print(before, granted())
 """
 
 
-@pytest.mark.skipif(
-    not torch.cpu._is_amx_tile_supported(), reason="needs AMX; on such a processor: make test-ut"
-)
+@pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="needs AMX; on such a processor: make test-ut")
 def test_tiles_are_granted() -> None:
     run = subprocess.run([sys.executable, "-c", _GRANTED], capture_output=True, text=True, check=True, timeout=120)
     assert run.stdout.split()[-2:] == ["0", "1"]
