@@ -1,5 +1,5 @@
 # make demo   set up, then the main job: two vLLM engines share experts on this CPU and must generate what one engine does
-# make test   set up, then the tests that need no special hardware; make test-all: 20 more engine cases
+# make test   set up, then the tests that need no special hardware; make test-all: 22 more engine cases
 # make lint   ruff, mypy, clang-format, import layers
 # make ascend-check  lower every Triton kernel for Ascend 910B and compare it with torch; needs no NPU (installs LLVM 19)
 # make softnpu  build the soft NPU: torch_npu on a CPU (docs/softnpu.md); make softnpu-test runs its tests

@@ -63,7 +63,7 @@ CASES = [
     Case("qwen3_moe", dp=2, tp=2, packed=True),
     Case("qwen3_moe", dp=3, group="dp", long=True),
     Case("qwen3_moe", dp=2, group="dp", eager=False, long=True),
-    Case("deepseek_v3", dp=2, group="dp"),
+    Case("deepseek_v3", dp=2, group="dp", long=True),
     Case("deepseek_v3", tp=2, group=None, long=True),
     Case("deepseek_v3", dp=2, tp=2, long=True),
     Case("deepseek_v3", dp=2, tp=2, eager=False, packed=True),
@@ -72,7 +72,7 @@ CASES = [
     Case("mixtral", dp=2, group="dp", packed=True, experts="vllm", long=True),
     # All-to-all by row: SP (compiled, in passes), TP without SP.
     Case("deepseek_v3", dp=2, tp=2, eager=False, comm=ROWS, more={"max_tokens_in_flight": 48}),
-    Case("mixtral", dp=2, tp=2, group="dp", comm=ROWS),
+    Case("mixtral", dp=2, tp=2, group="dp", comm=ROWS, long=True),
     # Batched: in passes; where a long prompt is more than its capacity; compiled.
     Case("deepseek_v3", dp=2, group="dp", comm=BATCHED, more={"max_tokens_in_flight": 48}, long=True),
     Case(
