@@ -25,7 +25,7 @@ export VLLM_ASCEND_ENABLE_FLASHCOMM1=1
 export HCCL_BUFFSIZE="${HCCL_BUFFSIZE:-512}"
 # HCCL_OP_EXPANSION_MODE=AIV: collectives are scheduled on the NPU's vector cores, with less host work per launch.
 export HCCL_OP_EXPANSION_MODE="${HCCL_OP_EXPANSION_MODE:-AIV}"
-# OMP_PROC_BIND, OMP_NUM_THREADS: keep host threads from wandering; host time is what limits small batches.
+# OMP_PROC_BIND, OMP_NUM_THREADS: keep host threads from wandering.
 export OMP_PROC_BIND=false OMP_NUM_THREADS="${OMP_NUM_THREADS:-10}"
 # Reuse freed device memory in segments: long prompts of varying length fragment it otherwise.
 export PYTORCH_NPU_ALLOC_CONF="${PYTORCH_NPU_ALLOC_CONF:-expandable_segments:True}"
@@ -36,7 +36,7 @@ quantization="${QUANTIZATION-ascend}"
 #                                 attention is split over 4 NPUs and repeated twice
 # --enable-expert-parallel        experts are spread over the same 8 NPUs instead of being split
 # --max-model-len, --max-num-batched-tokens
-#                                 16K in, 1K out; prefill in one piece, which is where the padded layout saves host time
+#                                 16K in, 1K out; prefill in one piece
 # --max-num-seqs                  concurrent sequences per engine
 # --gpu-memory-utilization        share of device memory for weights and KV cache
 # --trust-remote-code             the published checkpoint brings its own configuration class

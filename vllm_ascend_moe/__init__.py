@@ -7,7 +7,8 @@ Import layers, one direction only (``scripts/check_layers.py`` keeps this true):
                                         testing (all but integration, platform)      tools (everything)
 
 Only ``integration/``, ``platform.py`` and ``ops/register_custom_ops.py`` import vLLM; the rest needs torch alone
-(``kernels`` and ``experts/batched_triton.py`` also triton, ``config`` also pydantic, which vLLM brings).
+(``kernels`` and ``experts/*triton*.py`` also triton, ``config`` also pydantic, which vLLM brings; ``softnpu`` needs
+torch_npu, ``testing`` transformers, tokenizers, safetensors and numpy for its models, the checks in ``tools`` triton).
 Importing this package does nothing: no torch, no vLLM, no registration. vLLM calls the two entry points below.
 """
 

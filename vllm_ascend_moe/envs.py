@@ -1,7 +1,8 @@
-"""Every ``ASCEND_MOE_`` variable read at run time, typed, in one table; nothing else reads them.
+"""Every ``ASCEND_MOE_`` variable that the plugin reads at run time, typed, in one table; nothing else reads them.
 
-(setup.py has one more, ``ASCEND_MOE_BUILD``. Variables of vLLM and PyTorch are set where processes are started:
-``integration/cpu_binding.py``, ``integration/generate.py``, ``testing/launch.py``.)
+(setup.py has one more, ``ASCEND_MOE_BUILD``, and the soft NPU, which stands alone, those in ``softnpu/settings.py``;
+``comm/mc2_limits.py`` reads ``HCCL_BUFFSIZE``, as HCCL does. Variables of vLLM and PyTorch are set where processes are
+started: ``integration/cpu_binding.py``, ``integration/generate.py``, ``testing/launch.py``.)
 
 Names begin with ``ASCEND_MOE_``: vLLM rejects unknown names that begin with ``VLLM_``.
 """

@@ -69,9 +69,9 @@ LINKS: dict[str, Link] = {
             node_gb_per_s=50,
             device="cuda",
             uneven="forwarded",
-            source="published: H200, NVLink 900 GB/s both ways, one 400 Gb/s adapter a GPU; measured: about 25 us of "
-            "host time a bare NCCL collective on two H200; assumed: sync, uneven sizes as broadcasts and reductions in "
-            "rings",
+            source="published: H200, NVLink 900 GB/s both ways, one 400 Gb/s adapter a GPU; measured, without a "
+            "result file here: about 25 us of host time a bare NCCL collective on two H200; assumed: sync, uneven "
+            "sizes as broadcasts and reductions in rings",
         ),
         Link(
             name="atlas-a2",
