@@ -2,6 +2,7 @@
 # make test   set up, then the tests that need no special hardware; make test-all: 22 more engine cases
 # make lint   ruff, mypy, clang-format, import layers
 # make ascend-check  lower every Triton kernel for Ascend 910B and compare it with torch; needs no NPU (installs LLVM 19)
+# make cuda-check  compile every Triton kernel for NVIDIA GPUs to machine code and check its resources; needs no GPU
 # make softnpu  build the soft NPU: torch_npu on a CPU (docs/softnpu.md); make softnpu-test runs its tests
 # make softnpu-engines  vllm-ascend engines on the soft NPU, with its own operators and with ours (half an hour and more)
 # make bench  benchmarks that run on a CPU
@@ -17,7 +18,7 @@ export HF_HUB_OFFLINE ?= 1
 export VLLM_NO_USAGE_STATS ?= 1
 PYTEST_ARGS ?=
 
-.PHONY: help demo test test-ut test-kernels test-e2e test-all lint ascend-check softnpu softnpu-test softnpu-engines bench clean setup setup-dev
+.PHONY: help demo test test-ut test-kernels test-e2e test-all lint ascend-check cuda-check softnpu softnpu-test softnpu-engines bench clean setup setup-dev
 
 help:
 	@sed -n 's/^# make /  make /p' Makefile
@@ -88,6 +89,9 @@ ascend-check: $(VENV)/.torch $(VENV)/.ascend
 	    apt-get update -qq && apt-get install -y -qq --no-install-recommends mlir-19-tools llvm-19 >/dev/null; \
 	  else echo "ascend-check needs MLIR and LLVM 19: apt-get install mlir-19-tools llvm-19"; exit 1; fi; fi
 	@$(PY) -m vllm_ascend_moe.tools.ascend_check --python $(VENV)/ascend/bin/python --report docs/ascend_kernels.md
+
+cuda-check: $(VENV)/.torch $(VENV)/.triton
+	@PYTHONPATH=$(VENV)/triton-site $(PY) -W ignore::UserWarning -m vllm_ascend_moe.tools.cuda_check --report docs/cuda_kernels.md
 
 # torch-npu has an environment of its own too: where it is on the path, `import torch` loads it.
 $(VENV)/.softnpu: $(VENV)/.torch requirements/softnpu.txt
