@@ -125,6 +125,11 @@ InnerRows inner_rows(const Mlp& mlp, int64_t column) {
   return {column * kPanel, mlp.inner, mlp.inner + column * kPanel};
 }
 
+// Zeros columns `from` .. `to` - 1 of every row.
+void clear_columns(float* y, int rows, int from, int to) {
+  for (int r = 0; r < rows; ++r) std::fill(y + r * kWide + from, y + r * kWide + to, 0.0f);
+}
+
 // Inner values column * width .. of every row of the expert at `at` in the plan.
 void inner_column(const Call& call, int64_t at, int64_t column, int64_t width, bool last) {
   const Mlp& mlp = call.mlp;
@@ -135,17 +140,18 @@ void inner_column(const Call& call, int64_t at, int64_t column, int64_t width, b
   panels.next_first = last ? nullptr : rows_at(mlp.w13, expert, next.first);
   panels.next_second = last ? nullptr : rows_at(mlp.w13, expert, next.second);
   const int64_t stored = call.kernels.slots(mlp.inner) * call.kernels.slot_values;
-  const bool ends = (column + 1) * width >= mlp.inner;  // with what k is padded to: zeros, 32 columns in all at most
+  const bool ends = (column + 1) * width >= mlp.inner;  // with what k is padded to: 32 columns in all at most
   const int used = static_cast<int>(ends ? stored - column * width : width);
+  const int real = static_cast<int>(ends ? mlp.inner - column * width : width);
   alignas(64) float c[kMaxRows * kWide];
   alignas(64) float y[kMaxRows * kWide];
-  if (ends) std::memset(y, 0, sizeof(y));
   const int64_t first = call.plan.first_block[at], blocks = call.plan.first_block[at + 1] - first;
   for (int64_t b = 0; b < blocks; ++b) {
     const Block& block = call.plan.blocks[first + b];
     const PanelPair pair = pair_for(mlp.w13, panels, b, blocks, call.step_bytes);
     call.kernels.multiply(block.rows, mlp.hidden, call.input(block), pair, c);
     call.kernels.activate(mlp.activation, mlp.gate, c, panels.bias, block.rows, y);
+    clear_columns(y, block.rows, real, used);  // no panel made them, or infinity times its zeros: weights there are 0
     call.kernels.store_block(y, used, block.rows, column * width, call.inner(block));
   }
 }

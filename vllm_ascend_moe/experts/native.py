@@ -53,7 +53,7 @@ class NativeExperts:
 
     Runs on threads of ``torch.get_num_threads()``. The result does not depend on their number: products are summed
     over k in one order and experts in ascending order, in fp32 (with AVX512-BF16 and AMX, inner values are rounded to
-    bf16 between the two products).
+    bf16 between the two products, and factors and sums below 2**-126 count as 0).
 
     Args:
         isa: instruction set by name ("amx_bf16", "avx512_bf16", "avx512", "avx2", "portable"), "" for the best of this

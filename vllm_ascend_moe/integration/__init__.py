@@ -50,8 +50,15 @@ def ask_for_amx() -> None:
     """Asks Linux for AMX tiles, as a process must before it uses any.
 
     vLLM's attention for bfloat16 does not ask: it ends in an illegal instruction where nothing else has asked before.
+    A refusal is logged.
     """
     import torch
 
-    if torch.cpu._is_amx_tile_supported():
-        torch.cpu._init_amx()
+    from vllm_ascend_moe.platform import logger
+
+    if torch.cpu._is_amx_tile_supported() and not torch.cpu._init_amx():
+        logger.warning(
+            "The processor has AMX, but Linux refuses its tiles to this process, as where a thread has a signal stack "
+            "too small for them. vLLM's kernels for bfloat16 use tiles all the same and end in an illegal instruction: "
+            "serve with --dtype float32 or float16."
+        )

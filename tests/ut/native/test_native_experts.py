@@ -9,51 +9,24 @@ from pathlib import Path
 
 import pytest
 import torch
+from expert_cases import KIND_IDS, KINDS, REFERENCE, copy_of, make_weights, wide
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_ascend_moe.errors import InvalidValueError, ShapeError
-from vllm_ascend_moe.experts.activation import ACTIVATIONS, is_gated
-from vllm_ascend_moe.experts.base import ExpertWeights
+from vllm_ascend_moe.experts.activation import ACTIVATIONS
 from vllm_ascend_moe.experts.native import (
-    NATIVE_DTYPES,
     NativeExperts,
     PackedExpertWeights,
     available_isas,
     pack_weights,
 )
-from vllm_ascend_moe.experts.reference import ReferenceExperts
 from vllm_ascend_moe.experts.torch_form import TorchExperts
 from vllm_ascend_moe.ops.extension import native_available
 from vllm_ascend_moe.testing.compare import BOUNDS, assert_close, relative_error
 
 pytestmark = pytest.mark.skipif(not native_available(), reason="the native extension is not built")
-KINDS = [(dtype, isa) for dtype in NATIVE_DTYPES for isa in available_isas(dtype)]
-KIND_IDS = [f"{str(dtype).removeprefix('torch.')}-{isa}" for dtype, isa in KINDS]
-REFERENCE = ReferenceExperts()
 CPU_INFO = Path("/proc/cpuinfo")
-
-
-def make_weights(experts, hidden, inner, dtype, activation="silu", bias=False) -> ExpertWeights:
-    rows = 2 * inner if is_gated(activation) else inner
-    return ExpertWeights(
-        w13=(torch.randn(experts, rows, hidden) / hidden**0.5).to(dtype),
-        w2=(torch.randn(experts, hidden, inner) / inner**0.5).to(dtype),
-        w13_bias=torch.randn(experts, rows).to(dtype) if bias else None,
-        w2_bias=torch.randn(experts, hidden).to(dtype) if bias else None,
-    )
-
-
-def copy_of(weights: ExpertWeights) -> ExpertWeights:
-    return ExpertWeights(
-        w13=weights.w13.clone(), w2=weights.w2.clone(), w13_bias=weights.w13_bias, w2_bias=weights.w2_bias
-    )
-
-
-def wide(weights: ExpertWeights) -> ExpertWeights:
-    return ExpertWeights(
-        **{name: None if (x := getattr(weights, name)) is None else x.float() for name in weights.__dataclass_fields__}
-    )
 
 
 def moved_by_rounding(hidden, topk_weights, ids, weights, want, **options) -> float:
