@@ -363,6 +363,7 @@ def test_results_larger_than_a_pipe_arrive_also_after_their_process_ended(monkey
     collect = launch_module._collect
 
     def late(world_size, results, processes, timeout_s):
+        assert results._reader.poll(60)  # it has begun to send
         processes[0].join(3)  # cannot end before its result is read, unless the result needs the process
         return collect(world_size, results, processes, timeout_s)
 

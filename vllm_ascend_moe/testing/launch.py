@@ -26,6 +26,10 @@ from vllm_ascend_moe.errors import AscendMoEError, UnsupportedError
 DEFAULT_TIMEOUT_S = 120.0
 _HOST = "127.0.0.1"
 
+# Before ranks meet for the first time each imports what its body needs: half a minute where that is vLLM and the
+# machine is busy, and not the same time on every rank. A run's own timeout begins after that.
+START_TIMEOUT_S = 240.0
+
 # After the first failure the other ranks most often wait in a collective for the failed one. They get this long to
 # report a fault of their own, which is the interesting one where the first was only an echo, and are then ended.
 GRACE_S = 2.0
@@ -91,8 +95,12 @@ def _rank_main(
         _take_gpu(rank, world_size)
     try:
         timeout = datetime.timedelta(seconds=timeout_s)
-        store = dist.TCPStore(_HOST, port, is_master=False, timeout=timeout)
+        store = dist.TCPStore(_HOST, port, is_master=False, timeout=datetime.timedelta(seconds=START_TIMEOUT_S))
+        _meet(store, _STARTED, rank, world_size)
+        store.set_timeout(timeout)
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+        # A body that ends at once takes its connections away; nobody may be still making them.
+        _meet(store, "connected", rank, world_size)
         # As bytes: the queue would send tensors as shared memory, which is gone if this process ends before they are
         # read; and a result that cannot be pickled is so a fault of this rank, not of the queue's thread.
         results.put((rank, None, pickle.dumps(body(rank, world_size, *args))))
@@ -101,6 +109,15 @@ def _rank_main(
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+_STARTED = "started"
+
+
+def _meet(store: dist.Store, where: str, rank: int, world_size: int) -> None:
+    """Returns when every rank is here; raises DistStoreError after the store's timeout."""
+    store.set(f"{where}/{rank}", "")
+    store.wait([f"{where}/{other}" for other in range(world_size)])
 
 
 def _take_gpu(rank: int, world_size: int) -> None:
@@ -130,7 +147,7 @@ def launch(
         world_size: number of processes.
         body: module-level function; its result must be picklable.
         backend: "gloo", or "nccl": one GPU a process, or GPUs shared in turn where there are fewer.
-        timeout_s: for each collective, and twice this for the whole run.
+        timeout_s: for each collective, and twice this for the whole run from when all processes have started.
 
     Returns:
         Results by rank.
@@ -154,9 +171,10 @@ def launch(
     for process in processes:
         process.start()
     try:
+        _await_start(world_size, store, processes, results)
         values = _collect(world_size, results, processes, 2 * timeout_s)
         for process in processes:
-            process.join(timeout=5)
+            process.join(timeout=30)  # what it has printed is lost where it is killed
         return values
     finally:
         # Ranks that are alive here wait for one that failed.
@@ -165,6 +183,18 @@ def launch(
                 process.kill()
         for process in processes:
             process.join()
+
+
+def _await_start(world_size: int, store: dist.Store, processes: list[Any], results: Any) -> None:
+    """Returns when all ranks have started, or one has ended or has something to report."""
+    keys = [f"{_STARTED}/{rank}" for rank in range(world_size)]
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while not store.check(keys) and results.empty() and all(process.exitcode is None for process in processes):
+        if time.monotonic() > deadline:
+            silent = [rank for rank, key in enumerate(keys) if not store.check([key])]
+            kinds = dict.fromkeys(silent, "Timeout")
+            raise RankFailedError(f"--- ranks {silent}: not started after {START_TIMEOUT_S:.0f} s", kinds)
+        time.sleep(0.05)
 
 
 def _collect(world_size: int, results: Any, processes: list[Any], timeout_s: float) -> list[Any]:
