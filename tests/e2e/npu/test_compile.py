@@ -28,7 +28,7 @@ BF16 = torch.bfloat16
 
 @pytest.fixture
 def seed() -> int:
-    value = random.SystemRandom().randrange(1 << 16)
+    value = random.randrange(1 << 16)  # by the test's name: tests/conftest.py
     logging.getLogger(__name__).warning("seed %d", value)  # shown where a test fails
     torch._dynamo.reset()
     return value

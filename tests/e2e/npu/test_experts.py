@@ -1,4 +1,4 @@
-"""NpuExperts against the reference experts in fp64, on fresh inputs each run (the seed is in the failure).
+"""NpuExperts against the reference experts in fp64, each test on inputs of its own (the seed is in the failure).
 
 Bounds are of ‖out - ref‖ / ‖ref‖: the dtype's own (testing/compare.py) for floating weights; 3 % for W8A8 against fp64
 with the same rounded weights, where two roundings of rows to 8 bits leave about 1 %. On the soft NPU the operators'
@@ -33,7 +33,7 @@ W8A8 = [torch.bfloat16, torch.float16]
 
 @pytest.fixture
 def seed() -> int:
-    value = random.SystemRandom().randrange(1 << 16)
+    value = random.randrange(1 << 16)  # by the test's name: tests/conftest.py
     logging.getLogger(__name__).warning("seed %d", value)  # shown where a test fails
     return value
 
