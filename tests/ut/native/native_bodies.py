@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 
 from vllm_ascend_moe.ops import native
-from vllm_ascend_moe.testing.launch import free_port
 
 DTYPES = [
     torch.float32,
@@ -105,7 +104,7 @@ def compare_forms(rank: int, ranks: int, seed: int, rounds: int, device_type: st
 
 
 def gather_after_restart(rank: int, ranks: int) -> tuple[float, float, list[str]]:
-    """Gathers, ends the group, starts another under the same name and gathers again."""
+    """On one rank: gathers, ends the group, starts another under the same name and gathers again."""
     values, names = [], []
     for value in (1.0, 2.0):
         group = native.TorchGroup(dist.group.WORLD)
@@ -114,5 +113,5 @@ def gather_after_restart(rank: int, ranks: int) -> tuple[float, float, list[str]
         if value == 1.0:
             del group
             dist.destroy_process_group()
-            dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{free_port()}", rank=rank, world_size=ranks)
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=rank, world_size=ranks)
     return values[0], values[1], names

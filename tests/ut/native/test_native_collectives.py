@@ -14,7 +14,7 @@ from native_bodies import PlainGroup, assert_same, compare_forms, gather_after_r
 from vllm_ascend_moe.errors import LayoutError, ShapeError
 from vllm_ascend_moe.ops import native
 from vllm_ascend_moe.ops.extension import native_available
-from vllm_ascend_moe.testing.launch import free_port, launch
+from vllm_ascend_moe.testing.launch import launch
 
 pytestmark = pytest.mark.skipif(not native_available(), reason="the native extension is not built")
 OPS = torch.ops.ascend_moe
@@ -23,7 +23,7 @@ OPS = torch.ops.ascend_moe
 @pytest.fixture(scope="module")
 def one_rank():
     """A gloo group of this process alone."""
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{free_port()}", rank=0, world_size=1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield native.TorchGroup(dist.group.WORLD)
     dist.destroy_process_group()
 
