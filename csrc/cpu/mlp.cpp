@@ -161,7 +161,7 @@ void inner_values(const Call& call) {
   const int64_t columns = (call.mlp.inner + width - 1) / width;
   const auto experts = static_cast<int64_t>(call.plan.experts.size());
   const int64_t shared = columns * experts / (4 * at::get_num_threads());  // so that threads end at about the same time
-  const int64_t chunk = std::clamp<int64_t>(shared, 1, std::min(kChunkColumns, columns));
+  const int64_t chunk = std::clamp<int64_t>(shared, 1, kChunkColumns);
   const int64_t chunks = (columns + chunk - 1) / chunk;
   for_each(
       experts * chunks,
@@ -229,7 +229,7 @@ void outputs(const Call& call) {
 }  // namespace
 
 int64_t scratch_per_pair(const Mlp& mlp) {
-  return 4 * (mlp.kernels->slots(mlp.hidden) + mlp.kernels->slots(mlp.inner));
+  return std::max<int64_t>(1, 4 * (mlp.kernels->slots(mlp.hidden) + mlp.kernels->slots(mlp.inner)));
 }
 
 void run(const Mlp& mlp, const Plan& plan) {

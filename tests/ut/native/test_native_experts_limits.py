@@ -107,6 +107,20 @@ def test_subnormal_values_count_as_zero_in_bf16_instructions_alone(dtype, isa):
         assert_close(got, want)
 
 
+@KINDS_OF
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("hidden_size", "inner"), [(0, 16), (16, 0), (0, 0)])
+def test_sizes_of_zero(dtype, isa, hidden_size, inner, packed):
+    """Sums over nothing are zero: what is left are biases."""
+    torch.manual_seed(5)
+    weights = make_weights(1, hidden_size, inner, dtype, bias=True)
+    used = pack_weights(copy_of(weights)) if packed else weights
+    hidden = torch.randn(3, hidden_size).to(dtype)
+    want = REFERENCE.apply_batched(hidden[None].float(), torch.tensor([3]), wide(weights))[0]
+    assert_close(apply(isa, hidden, used), want)
+    assert_close(NativeExperts(isa).apply_batched(hidden[None], torch.tensor([3]), used)[0], want)
+
+
 def test_nothing_past_the_end_is_touched():
     """A process whose tensors all end where a page begins that can be neither read nor written."""
     script = Path(__file__).with_name("guarded_calls.py")
