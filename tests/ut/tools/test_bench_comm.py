@@ -28,7 +28,7 @@ def test_every_strategy_is_checked_and_timed(tmp_path: Path) -> None:
     rows = launch(2, bench_comm.rank_main, args)[0]
     assert {row["method"] for row in rows} == set(STRATEGY_METHODS)
     for row in rows:
-        assert row["wall/bare"] > 0
+        assert row["wall_min"] > 0  # of a ratio nothing is sure, not even that it rounds to more than 0
         assert (row["wall/bare"] == 1) or row["method"] != bare_of(row["method"])
     sent = {row["method"]: row["comm_MB"] for row in rows if (row["pattern"], row["tokens"]) == ("even", 16)}
     assert sent["rows int8"] < sent["rows"] <= sent["padded"] == sent["batched"] == sent["bare batched"]
