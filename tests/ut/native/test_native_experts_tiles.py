@@ -68,19 +68,20 @@ def threads(request):
     torch.set_num_threads(before)
 
 
-def some_call():
+def some_call(hidden_size=128):
     torch.manual_seed(1)
-    weights = make_weights(8, 128, 128, torch.bfloat16)
-    hidden, topk_weights = torch.randn(90, 128).bfloat16(), torch.rand(90, 2)
+    weights = make_weights(8, hidden_size, 128, torch.bfloat16)
+    hidden, topk_weights = torch.randn(90, hidden_size).bfloat16(), torch.rand(90, 2)
     ids = torch.randint(0, 8, (90, 2))
     return lambda: NativeExperts("amx_bf16").apply(hidden, topk_weights, ids, weights)
 
 
+@pytest.mark.parametrize("hidden_size", [128, 32])  # 32: the second product is one thread's
 @pytest.mark.parametrize("threads", [1, 2, 4], indirect=True)
-def test_no_thread_keeps_tiles(threads):
+def test_no_thread_keeps_tiles(threads, hidden_size):
     """Other libraries may take tiles for unset, and threads with tiles are slower to switch."""
-    call = some_call()
-    for _ in range(5):
+    call = some_call(hidden_size)
+    for _ in range(10):
         call()
         assert configs_of_threads(threads) == [bytes(CONFIG_BYTES)] * threads
         assert config_here() == bytes(CONFIG_BYTES)
