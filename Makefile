@@ -1,5 +1,5 @@
 # make demo   set up, then the main job: two vLLM engines share experts on this CPU and must generate what one engine does
-# make test   set up, then the tests that need no special hardware; make test-all: 22 more engine cases
+# make test   set up, then the tests that need no special hardware; make test-all: 26 more cases of engines
 # make lint   ruff, mypy, clang-format, import layers
 # make ascend-check  lower every Triton kernel for Ascend 910B and compare it with torch; needs no NPU (installs LLVM 19)
 # make cuda-check  compile every Triton kernel for NVIDIA GPUs to machine code and check its resources; needs no GPU
@@ -53,9 +53,11 @@ demo: setup
 
 test: test-ut test-e2e
 
-# Files of unit tests run two at a time: most of one is a process or a few. Engines have the machine for themselves.
+# Files of unit tests run two at a time: most of one is a process or a few; so is the test of the plugin's entry points.
+# Engines have the machine for themselves.
+PLUGIN := tests/e2e/cpu/test_plugin.py
 test-ut: setup-dev test-kernels
-	@$(PY) -m pytest -n 2 --dist loadfile tests/ut --ignore=tests/ut/kernels $(PYTEST_ARGS)
+	@$(PY) -m pytest -n 2 --dist loadfile tests/ut $(PLUGIN) --ignore=tests/ut/kernels $(PYTEST_ARGS)
 
 # Triton kernels run in its interpreter, in a process of their own: vLLM behaves differently where it finds triton.
 $(VENV)/.triton: $(VENV)/.created requirements/triton.txt
@@ -66,10 +68,10 @@ test-kernels: setup-dev $(VENV)/.triton
 	@TRITON_INTERPRET=1 PYTHONPATH=$(VENV)/triton-site $(PY) -m pytest -n 2 --dist loadfile tests/ut/kernels
 
 test-e2e: setup-dev
-	@$(PY) -m pytest -m "not long" tests/e2e $(PYTEST_ARGS)
+	@$(PY) -m pytest -m "not long" tests/e2e --ignore=$(PLUGIN) $(PYTEST_ARGS)
 
 test-all: test-ut
-	@$(PY) -m pytest tests/e2e $(PYTEST_ARGS)
+	@$(PY) -m pytest tests/e2e --ignore=$(PLUGIN) $(PYTEST_ARGS)
 
 lint: setup-dev
 	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check .

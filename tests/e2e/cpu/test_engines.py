@@ -58,9 +58,9 @@ class Case:
 
 
 CASES = [
-    Case("qwen3_moe", dp=2, group="dp"),
+    Case("qwen3_moe", dp=2, group="dp", long=True),
     Case("qwen3_moe", tp=2, group=None, long=True),
-    Case("qwen3_moe", dp=2, tp=2, packed=True),
+    Case("qwen3_moe", dp=2, tp=2, packed=True, long=True),
     Case("qwen3_moe", dp=3, group="dp", long=True),
     Case("qwen3_moe", dp=2, group="dp", eager=False, long=True),
     Case("deepseek_v3", dp=2, group="dp", long=True),

@@ -45,7 +45,9 @@ def check_burst(server: Server, expected: list[list[int]]) -> None:
         assert list(pool.map(server.complete, make_burst())) == expected
 
 
-@pytest.mark.parametrize("comm", ["padded_allgather", "all_to_all", "batched_all_to_all"])
+@pytest.mark.parametrize(
+    "comm", ["padded_allgather", pytest.param("all_to_all", marks=pytest.mark.long), "batched_all_to_all"]
+)
 def test_serves_many_uneven_requests_then_one_in_flat_memory_then_stops(
     comm: str, serve: Callable[..., Server], single_engine: Callable[[str, str], list[Generated]]
 ) -> None:
@@ -95,6 +97,7 @@ def test_a_worker_that_dies_ends_its_requests_and_the_server(serve: Callable[...
     assert "died unexpectedly" in server.log.read_text(), server.log.read_text()[-4000:]
 
 
+@pytest.mark.long
 def test_two_servers_behind_an_external_load_balancer(
     serve: Callable[..., Server], single_engine: Callable[[str, str], list[Generated]]
 ) -> None:
