@@ -63,7 +63,7 @@ def test_any_shape_activation_and_routing(dtype, isa, data):
     activation = draw(st.sampled_from(ACTIVATIONS))
     experts, top_k = draw(st.sampled_from([1, 3, 8])), draw(st.integers(1, 3))
     hidden_size, inner = draw(st.sampled_from([1, 7, 16, 48, 130])), draw(st.sampled_from([1, 5, 16, 33, 64]))
-    rows = draw(st.sampled_from([0, 1, 2, 13, 29, 70]))
+    rows = draw(st.sampled_from([0, 1, 2, 13, 29, 130]))
     weights = make_weights(experts, hidden_size, inner, dtype, activation, bias=draw(st.booleans()))
     hidden = torch.randn(rows, hidden_size + 3).to(dtype)[:, :hidden_size]
     id_dtype = draw(st.sampled_from([torch.int32, torch.int64]))
@@ -84,7 +84,7 @@ def test_any_shape_activation_and_routing(dtype, isa, data):
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize(("dtype", "isa"), KINDS, ids=KIND_IDS)
 def test_packed_weights_change_no_bit(dtype, isa, activation):
-    """Weights repacked in place give the same bits; rows of 1 to 40 per expert, so all block sizes occur."""
+    """Weights repacked in place give the same bits; rows of about 6 to 93 per expert."""
     torch.manual_seed(1)
     weights = make_weights(5, 48, 32, dtype, activation, bias=True)
     packed = pack_weights(copy_of(weights))

@@ -88,6 +88,16 @@ def test_infinity_and_nan_stay_what_they_are_and_in_their_row(dtype, isa, activa
 
 
 @KINDS_OF
+def test_values_are_rounded_to_nearest_even(dtype, isa):
+    """Squares are exact in fp32 and both weights the identity: every bit of the result is the rounding's."""
+    torch.manual_seed(4)
+    hidden = (torch.rand(40, 64) + 0.5).to(dtype)
+    identity = torch.eye(64, dtype=dtype)[None]
+    got = apply(isa, hidden, ExpertWeights(w13=identity, w2=identity), "relu2_no_mul")
+    assert torch.equal(got, hidden.float().square().to(dtype))
+
+
+@KINDS_OF
 def test_subnormal_values_count_as_zero_in_bf16_instructions_alone(dtype, isa):
     """As the docstring of NativeExperts says: 2**-130 times 2**100 is 2**-30, or 0."""
     if dtype == torch.float16:
