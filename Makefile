@@ -1,5 +1,5 @@
 # make demo   set up, then the main job: two vLLM engines share experts on this CPU and must generate what one engine does
-# make test   set up, then the tests that need no special hardware; make test-all: 26 more cases of engines
+# make test   set up, then the tests that need no special hardware; make test-all: 27 more cases of engines
 # make lint   ruff, mypy, clang-format, import layers
 # make ascend-check  lower every Triton kernel for Ascend 910B and compare it with torch; needs no NPU (installs LLVM 19)
 # make cuda-check  compile every Triton kernel for NVIDIA GPUs to machine code and check its resources; needs no GPU

@@ -83,7 +83,7 @@ CASES = [
         more={"max_tokens_across_dp": 32, "over_capacity": "rows"},
         used=frozenset({BATCHED, ROWS}),
     ),
-    Case("mixtral", dp=2, tp=2, group="dp", eager=False, comm=BATCHED),
+    Case("mixtral", dp=2, tp=2, group="dp", eager=False, comm=BATCHED, long=True),
     Case("deepseek_v2", dp=2, group="dp", comm="auto", packed=True, used=frozenset({PADDED}), long=True),
     # The rest of every model with every strategy on DP=2 and on DP=2 x TP=2.
     Case("mixtral", dp=2, group="dp", long=True),
