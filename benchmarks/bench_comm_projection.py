@@ -4,6 +4,8 @@
     python benchmarks/bench_comm_projection.py
 
 Nothing is run. The shape is DeepSeek-V3's (H 7168, E 256, top-8, bf16); all ranks have as many tokens, and C is that.
+So uneven_allgather, which is for counts that differ, costs what padded_allgather does. A time in parentheses is of a
+strategy that cannot be used there; the JSON says why.
 """
 
 from __future__ import annotations
@@ -17,20 +19,22 @@ from typing import Any
 from comm_plot import crossover, draw_projection
 from measure import table, write_json
 
-from vllm_ascend_moe.comm.cost_model import MoEShape
+from vllm_ascend_moe.comm.cost_model import STRATEGIES, MoEShape
 from vllm_ascend_moe.comm.links import LINKS
-from vllm_ascend_moe.comm.select import Situation, price, select
+from vllm_ascend_moe.comm.select import price, select
+from vllm_ascend_moe.comm.situation import Situation, obstacle_to
 
 TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384)
-COLUMNS = ["link", "ranks", "tokens", "chosen", "padded_allgather", "all_to_all", "batched_all_to_all"]
+COLUMNS = ["link", "ranks", "tokens", "chosen", *STRATEGIES]
 
 
 def project(link: str, ranks: int, tokens: int, quantized: bool) -> dict[str, Any]:
-    """Microseconds and megabytes (out and back, all ranks but this one) of each strategy."""
+    """Microseconds and megabytes (out and back, all ranks but this one) of each strategy, and which cannot be used."""
     shape = MoEShape(hidden_size=7168, num_experts=256, top_k=8, payload="int8" if quantized else "none")
     situation = Situation(shape=shape, link=LINKS[link], capacity=tokens)
     sizes = (tokens,) * ranks
     costs = price(sizes, situation)
+    obstacles = {name: obstacle_to(name, sizes, situation) for name in costs}
     return {
         "link": link,
         "ranks": ranks,
@@ -38,6 +42,7 @@ def project(link: str, ranks: int, tokens: int, quantized: bool) -> dict[str, An
         "quantized": quantized,
         "chosen": select(sizes, situation).strategy,
         **{name: round(cost.us) for name, cost in costs.items()},
+        "not possible": {name: why for name, why in obstacles.items() if why is not None},
         "MB": {name: round((cost.dispatch_bytes + cost.combine_bytes) / 1e6, 3) for name, cost in costs.items()},
         "MB between nodes": {name: round(cost.node_bytes / 1e6, 3) for name, cost in costs.items()},
     }
@@ -58,7 +63,7 @@ def main() -> None:
     print("PROJECTION by a cost model on published link figures; nothing was measured. Microseconds a layer.")
     for link, source in sources.items():
         print(f"{link}: {source}")
-    print(table(rows, COLUMNS))
+    print(table([{**row, **{name: f"({row[name]})" for name in row["not possible"]}} for row in rows], COLUMNS))
     for link in args.links:
         for ranks in args.ranks:
             here = [row for row in rows if (row["link"], row["ranks"]) == (link, ranks)]

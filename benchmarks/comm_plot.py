@@ -52,6 +52,7 @@ STRATEGY_STYLES = {
     "padded": ("tab:blue", "o"),
     "rows": ("tab:green", "s"),
     "batched": ("tab:orange", "^"),
+    "mc2": ("tab:red", "v"),
 }
 
 
@@ -110,13 +111,16 @@ def crossover(first: Sequence[tuple[float, float]], second: Sequence[tuple[float
 
 
 def draw_projection(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """One panel a link and group size: microseconds against tokens a rank by the cost model, marked as a projection."""
+    """One panel a link and group size: microseconds against tokens a rank by the cost model, marked as a projection.
+
+    Of each strategy where it can be used. Without uneven_allgather, which lies on padded_allgather for even counts.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    names = {"padded_allgather": "padded", "all_to_all": "rows", "batched_all_to_all": "batched"}
+    names = {"padded_allgather": "padded", "all_to_all": "rows", "batched_all_to_all": "batched", "mc2": "mc2"}
     links, sizes = list(dict.fromkeys(row["link"] for row in rows)), sorted({row["ranks"] for row in rows})
     figure, axes = pyplot.subplots(
         len(links), len(sizes), figsize=(4.6 * len(sizes), 3.8 * len(links)), squeeze=False, sharey=True
@@ -126,7 +130,8 @@ def draw_projection(rows: Sequence[dict[str, Any]], path: Path) -> None:
             here = [row for row in rows if (row["link"], row["ranks"]) == (link, ranks)]
             for strategy, name in names.items():
                 color, marker = STRATEGY_STYLES[name]
-                axis.plot(*zip(*[(row["tokens"], row[strategy]) for row in here], strict=True),
+                mine = [row for row in here if strategy in row and strategy not in row["not possible"]]
+                axis.plot([row["tokens"] for row in mine], [row[strategy] for row in mine],
                           color=color, marker=marker, label=strategy)  # fmt: skip
             axis.set(xscale="log", yscale="log", title=f"{link}, R = {ranks}", xlabel="tokens a rank")
             axis.set_xscale("log", base=2)

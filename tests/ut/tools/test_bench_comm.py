@@ -61,5 +61,9 @@ def test_the_projection_is_the_cost_model(tmp_path: Path) -> None:
     ]
     assert [row["chosen"] for row in rows] == ["padded_allgather", "all_to_all"] * 2
     assert rows[1]["MB"]["all_to_all"] < rows[1]["MB"]["padded_allgather"]
+    for row in rows:
+        assert row["uneven_allgather"] == row["padded_allgather"], "even counts"
+        out_of_limits = [row["tokens"] > 1 and "mc2", row["ranks"] > 16 and "uneven_allgather"]
+        assert list(row["not possible"]) == [name for name in out_of_limits if name]
     draw_projection(rows, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size > 1000
