@@ -24,7 +24,11 @@ class _Handle(AllGatherHandle):
 
 class UnevenAllGather(AllGather):
     """The strategy for very uneven counts: T rows. See :class:`~vllm_ascend_moe.comm.all_gather.AllGather` for its
-    arguments and errors."""
+    arguments and errors.
+
+    How many ranks HCCL's collectives of uneven sizes take is not checked here, but by whoever chooses the strategy:
+    ``Link.uneven_ranks``.
+    """
 
     name = "uneven_allgather"
     handle = _Handle

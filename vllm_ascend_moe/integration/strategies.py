@@ -21,8 +21,8 @@ from vllm_ascend_moe.comm.mc2 import MC2, own_group
 from vllm_ascend_moe.comm.mc2_limits import DEFAULT_BUFFER_MIB, PRODUCTS, buffer_mib_given, most_tokens
 from vllm_ascend_moe.comm.padded_all_gather import PaddedAllGather
 from vllm_ascend_moe.comm.payload import QuantizedDispatch
-from vllm_ascend_moe.comm.select import price
-from vllm_ascend_moe.comm.situation import Situation, mc2_fault, mc2_sizes, obstacle_to
+from vllm_ascend_moe.comm.select import price, select
+from vllm_ascend_moe.comm.situation import Situation, mc2_sizes, obstacle_to
 from vllm_ascend_moe.comm.uneven_all_gather import UnevenAllGather
 from vllm_ascend_moe.config import SECTION, AscendMoEConfig
 from vllm_ascend_moe.errors import UnsupportedError
@@ -122,12 +122,13 @@ def possible_strategies(situation: Situation, ranks: int) -> tuple[Strategy, ...
     """Those that :func:`select` may choose in some forward of a group of so many ranks.
 
     Raises:
-        InvalidValueError: mc2 is configured and cannot be used, whatever the tokens.
+        InvalidValueError, UnsupportedError: a strategy is configured that cannot be used, whatever the tokens; as
+            ``select`` says it.
     """
+    least = (1,) * ranks
     if situation.comm == "auto":
-        return tuple(name for name in STRATEGIES if obstacle_to(name, (1,) * ranks, situation) is None)
-    if situation.comm == "mc2" and (fault := mc2_fault(1, ranks, situation)) is not None:
-        raise fault
+        return tuple(name for name in STRATEGIES if obstacle_to(name, least, situation) is None)
+    select(least, situation)
     if situation.comm in ("batched_all_to_all", "mc2") and situation.over_capacity == "rows":
         return situation.comm, "all_to_all"
     return (situation.comm,)

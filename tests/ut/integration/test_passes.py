@@ -103,8 +103,11 @@ def test_default_capacity(values: dict[str, int], config: dict[str, object], gro
     ("situation", "expected"),
     [
         ({"comm": "all_to_all"}, ("all_to_all",)),
-        ({"comm": "batched_all_to_all"}, ("batched_all_to_all",)),
-        ({"comm": "batched_all_to_all", "over_capacity": "rows"}, ("batched_all_to_all", "all_to_all")),
+        ({"comm": "batched_all_to_all", "capacity": 9}, ("batched_all_to_all",)),
+        (
+            {"comm": "batched_all_to_all", "capacity": 9, "over_capacity": "rows"},
+            ("batched_all_to_all", "all_to_all"),
+        ),
         ({"comm": "auto", "capacity": 9}, ("padded_allgather", "all_to_all", "batched_all_to_all")),
         ({"comm": "mc2", **NPU}, ("mc2",)),
         ({"comm": "mc2", "over_capacity": "rows", **NPU}, ("mc2", "all_to_all")),
@@ -121,6 +124,13 @@ def test_only_strategies_that_may_be_chosen_are_built(situation: dict[str, str],
 def test_mc2_without_npus_is_refused_when_layers_are_built() -> None:
     with pytest.raises(ConfigError, match=r"comm = 'mc2', but it must be another strategy between devices of type cpu"):
         possible_strategies(Situation(shape=SHAPE, comm="mc2"), 2)
+
+
+def test_more_ranks_than_uneven_collectives_take_are_refused_when_layers_are_built() -> None:
+    asked = Situation(shape=SHAPE, comm="uneven_allgather", **NPU)
+    assert possible_strategies(asked, 8) == ("uneven_allgather",)
+    with pytest.raises(UnsupportedError, match=r"at most 8 ranks on atlas-a2, not 9. Choose"):
+        possible_strategies(asked, 9)
 
 
 def moe(ep: bool = True) -> SimpleNamespace:
