@@ -74,6 +74,11 @@ class MC2:
 
     Under torch.compile, dispatch once before or call :meth:`prepare`.
 
+    Errors: what follows from the sizes and the layout (limits, more tokens than ``max_tokens``) every rank raises,
+    before anything is sent. Other wrong inputs, and those of combine, are an error on the rank that has them alone: the
+    others wait for it, in their operator or, at the first dispatch, while they make the communicator, until HCCL gives
+    up (a CommError on the soft NPU when its timeout is over; on hardware it was not tried).
+
     Args:
         group: the ranks, of a process group that nothing else uses: see :func:`own_group`.
         placement: which rank holds which expert; as many on every rank.
@@ -123,7 +128,11 @@ class MC2:
         self._prepared: _OnDevice | None = None
 
     def prepare(self, device: torch.device) -> _OnDevice:
-        """Makes tables, and the communicator where there is none yet; every rank calls it, the first dispatch does."""
+        """Makes tables, and the communicator where there is none yet; every rank calls it, the first dispatch does.
+
+        Raises:
+            CommError: the backend failed.
+        """
         ranks, rank = self.group.world_size, self.group.rank_in_group
         order = [e for each in range(ranks) for e in self.placement.experts_of(each)]
         positions = [-1] * (self.placement.num_experts + 2)
@@ -131,12 +140,16 @@ class MC2:
             positions[expert + 1] = position
         own = [*self.placement.experts_of(rank), -1]
         backend: Any = self.group.device_group._get_backend(device)
+        try:
+            comm_name = backend.get_hccl_comm_name(rank)
+        except RuntimeError as error:
+            raise comm_error(error, "mc2", "prepare", self.group) from error
         with torch.inference_mode(False):
             tables = [torch.tensor(values, dtype=torch.int32, device=device) for values in (positions, own)]
         self._prepared = _OnDevice(
             positions=tables[0],
             own=tables[1],
-            comm_name=backend.get_hccl_comm_name(rank),
+            comm_name=comm_name,
             dispatch=npu_operator("npu_moe_distribute_dispatch_v2"),
             combine=npu_operator("npu_moe_distribute_combine_v2"),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import fields, replace
 from itertools import product
 from typing import Any
@@ -18,6 +19,7 @@ from vllm_ascend_moe.comm.links import link_of
 from vllm_ascend_moe.comm.mc2 import MC2, own_group
 from vllm_ascend_moe.comm.situation import Situation
 from vllm_ascend_moe.config import AscendMoEConfig
+from vllm_ascend_moe.errors import AscendMoEError
 from vllm_ascend_moe.experts.base import ExpertWeights
 from vllm_ascend_moe.experts.npu import NpuExperts
 from vllm_ascend_moe.experts.reference import ReferenceExperts
@@ -73,6 +75,33 @@ def made(rank: int, ranks: int, case: Case, payload: str) -> tuple[bool, bool]:
     assert_close(out, dense, bound=None if payload == "none" else INT8_BOUND)
     used = [comm.group.device_group for comm in comms]
     return used[0] is not group.device_group, used[0] is used[1]
+
+
+def refusals(rank: int, ranks: int, case: Case) -> list[str]:
+    """Errors where the last rank's inputs are wrong: of the first dispatch, of a later one, of combine. A rank goes on
+    when all have theirs."""
+    torch.npu.set_device(rank)
+    sizes = {"max_tokens": max(case.sizes), "hidden_size": case.hidden_size, "top_k": case.top_k}
+    tokens, store, wrong = Tokens.of(case, rank), dist.distributed_c10d._get_default_store(), rank == ranks - 1
+    right = tokens.hidden.npu(), tokens.weights.npu(), tokens.ids.npu()
+    found = []
+    for step in ("first", "later", "combine"):
+        comm = MC2(own_group(TorchGroup(dist.new_group(backend="hccl"))), case.placed(), **sizes)
+        if step != "first":
+            sent = comm.dispatch(*right, num_experts=case.num_experts, layout=tokens.layout)
+        try:
+            if step == "combine":
+                comm.combine(sent.hidden[1:] if wrong else sent.hidden, sent.handle)
+            else:
+                hidden = right[0].float() if wrong else right[0]
+                comm.dispatch(hidden, *right[1:], num_experts=case.num_experts, layout=tokens.layout)
+            found.append("no error")
+        except AscendMoEError as error:
+            found.append(f"{type(error).__name__}: {error}")
+        store.add(step, 1)
+        while store.add(step, 0) < ranks:
+            time.sleep(0.1)
+    return found
 
 
 def part_of_the_experts(rank: int, ranks: int, case: Case) -> None:
