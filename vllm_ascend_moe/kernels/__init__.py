@@ -12,10 +12,12 @@
     quantize    activate_rows(): activation of a [gate; up] tensor, per-token quantisation of the result
     combine     combine(): each token's weighted sum of its expert outputs
     permute     plan_permutation(), permute_rows(): rows sorted by expert, and where each one went
+    slots       plan_slots(): rows of the batched format (slot_kernels: device code)
     sent_rows   the all-to-all by row: its plan, rows of bytes, ids on arrival, sums (sent_row_kernels: device code)
     cached_launch  launches without the search for the compiled kernel
 
-Nothing here synchronises with the host: token counts stay on the device.
+Nothing here synchronises with the host but tune: token counts stay on the device. Triton launches on the current
+device, so operands on another one are refused (InvalidValueError).
 """
 
 from __future__ import annotations

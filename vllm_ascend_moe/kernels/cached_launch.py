@@ -23,6 +23,9 @@ def _reusable(device_type: str) -> bool:
 def launch(kernel: Any, programs: int, key: Hashable, arguments: Sequence[Any], **options: Any) -> None:
     """``kernel[(programs,)](*arguments, **options)`` on the current device and stream.
 
+    The operands must be on the current device: ``target_of``, which callers ask for their tiles, refuses others. A
+    kernel is loaded for the device it was first launched on.
+
     Args:
         arguments: all arguments of the kernel, in order, constants included.
         key: equal for two launches only if Triton compiles one and the same code for them: kernel, device, dtypes,

@@ -50,8 +50,9 @@ def expert_gemm(
         ``out``.
 
     Raises:
-        ShapeError: shapes, strides or dtypes that do not fit. InvalidValueError: an unknown activation.
-        UnsupportedError: a device Triton does not run on, or fp8 on hardware without it.
+        ShapeError: shapes, strides or dtypes that do not fit. InvalidValueError: an unknown activation, or operands
+        that are not on the current device. UnsupportedError: a device Triton does not run on, or fp8 on hardware
+        without it.
     """
     form = activation_form(activation)
     check_operands(a, w, counts, starts, a_scale, w_scale, bias, form)

@@ -6,16 +6,27 @@ from functools import lru_cache
 
 import torch
 
-from vllm_ascend_moe.errors import UnsupportedError
+from vllm_ascend_moe.errors import InvalidValueError, UnsupportedError
+
+
+def target_of(device: torch.device) -> str:
+    """The table's name of the device of operands. Every launch asks for it.
+
+    Raises:
+        InvalidValueError: it is not the current device, on which Triton launches whatever the operands' device is.
+        UnsupportedError: Triton kernels do not run there.
+    """
+    target = _target_of(device)
+    if device.index is not None and device.index != torch.accelerator.current_device_index():
+        current = f"the current device, index {torch.accelerator.current_device_index()}"
+        raise InvalidValueError(
+            "device", str(device), current, f"Make it the current one: torch.{device.type}.set_device()."
+        )
+    return target
 
 
 @lru_cache(maxsize=16)
-def target_of(device: torch.device) -> str:
-    """The table's name of a device.
-
-    Raises:
-        UnsupportedError: Triton kernels do not run there.
-    """
+def _target_of(device: torch.device) -> str:
     if device.type == "cuda":
         return "hopper" if torch.cuda.get_device_capability(device)[0] == 9 else "cuda"
     if device.type == "npu":

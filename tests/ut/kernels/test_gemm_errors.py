@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 
 from vllm_ascend_moe.errors import AscendMoEError, InvalidValueError, ShapeError, UnsupportedError
+from vllm_ascend_moe.kernels import sent_rows, targets
+from vllm_ascend_moe.kernels.combine import combine
 from vllm_ascend_moe.kernels.launch import expert_gemm
+from vllm_ascend_moe.kernels.permute import plan_permutation, scatter_rows
+from vllm_ascend_moe.kernels.quantize import activate_rows
+from vllm_ascend_moe.kernels.slots import plan_slots
 from vllm_ascend_moe.kernels.targets import check_fp8, target_of
 from vllm_ascend_moe.kernels.tiles import HOPPER_16BIT, TILE_TABLE, ascend_tiles, tiles_for, without_tma
 
@@ -47,6 +54,41 @@ def test_a_device_without_triton_is_refused():
     with pytest.raises(UnsupportedError, match="CUDA and NPU"):
         target_of(torch.device("meta"))
     assert issubclass(UnsupportedError, AscendMoEError)
+
+
+IDS, TOKENS = torch.zeros((4, 2), dtype=torch.int32), torch.randn(4, 16)
+LAUNCHES = {
+    "expert_gemm": lambda: expert_gemm(A, W, COUNTS),
+    "activate_rows": lambda: activate_rows(A, COUNTS),
+    "plan_permutation": lambda: plan_permutation(IDS, 2),
+    "scatter_rows": lambda: scatter_rows(TOKENS, IDS, torch.empty(8, 16)),
+    "combine": lambda: combine(TOKENS, IDS),
+    "plan_slots": lambda: plan_slots(IDS, COUNTS, 2),
+    "plan_rows": lambda: sent_rows.plan_rows(IDS, COUNTS, 1),
+    "pack_rows": lambda: sent_rows.pack_rows([TOKENS] * 3, (0, 64, 128), 192, IDS, 8),
+    "look_up": lambda: sent_rows.look_up(IDS, COUNTS),
+    "sum_rows": lambda: sent_rows.sum_rows(TOKENS, IDS),
+}
+
+
+@pytest.mark.parametrize("launch", LAUNCHES.values(), ids=LAUNCHES)
+def test_operands_that_are_not_on_the_current_device_are_refused(launch, monkeypatch):
+    """Two GPUs in one process. There are none here: that operands are on ``cuda:1`` and the current device has index 0
+    is said, not so; the test does not show what Triton would do."""
+    device_of = targets.target_of
+    for module in {sys.modules[name] for name in sys.modules if name.startswith("vllm_ascend_moe.kernels.")}:
+        if hasattr(module, "target_of"):
+            monkeypatch.setattr(module, "target_of", lambda device: device_of(torch.device("cuda", 1)))
+    monkeypatch.setattr(targets, "_target_of", lambda device: "cuda")
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+    with pytest.raises(InvalidValueError, match=r"device = 'cuda:1', but it must be the current device, index 0\."):
+        launch()
+
+
+def test_operands_on_the_current_device_are_not(monkeypatch):
+    monkeypatch.setattr(targets, "_target_of", lambda device: "cuda")
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 1)
+    assert target_of(torch.device("cuda", 1)) == target_of(torch.device("cuda")) == "cuda"
 
 
 ROWS = {f"{target}-{size}": (target, size, tiles) for (target, size), tiles in TILE_TABLE.items()}
