@@ -24,7 +24,7 @@ BURST = 50
 def make_requests(seed: int) -> list[Request]:
     rng = random.Random(seed)
     return [
-        Request([rng.randrange(256) for _ in range(length)], max_tokens=6 + index % 3 * 4)
+        Request([rng.randrange(256) for _ in range(length)], max_tokens=4 + index % 3 * 3)
         for index, length in enumerate(PROMPT_LENGTHS)
     ]
 
