@@ -1,5 +1,8 @@
 """Inputs and whole layers of the batched strategy, for its tests on all ranks in one process."""
 
+from functools import partial
+
+import rows_layers
 import torch
 
 from vllm_ascend_moe.experts.reference import ReferenceExperts
@@ -7,6 +10,7 @@ from vllm_ascend_moe.testing import data
 
 NAN = float("nan")
 SIZES = [3, 1, 4]
+inputs = partial(rows_layers.inputs, num_experts=6)
 
 
 def poison(buffers):
@@ -17,17 +21,6 @@ def poison(buffers):
 def poison_unused(x, counts):
     unused = torch.arange(x.shape[1]) >= counts[:, None]
     return x.masked_fill(unused[..., None], NAN)
-
-
-def inputs(layout, num_experts=6, top_k=2, dtype=torch.float32, hidden_size=4):
-    tokens = data.token_ids(layout, layout.rank)
-    return {
-        "hidden": data.hidden_states(0, tokens, hidden_size, dtype),
-        "topk_weights": data.topk_weights(0, tokens, top_k),
-        "topk_ids": data.topk_ids(0, tokens, top_k, num_experts),
-        "num_experts": num_experts,
-        "layout": layout,
-    }
 
 
 def layer(comm, given):

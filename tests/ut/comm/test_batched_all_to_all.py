@@ -1,8 +1,8 @@
 """The batched strategy on all ranks in one process: where every row goes, and that unwritten slots reach no token.
 
-In native code and in plain torch. What is sent and kept is in test_batched_buffers.py, errors in test_batched_errors.py,
-real processes with all strategies in test_all_strategies.py, with fast experts in test_batched_processes.py, graphs in
-tests/e2e/cuda.
+In native code and in plain torch. What is sent and kept is in test_batched_buffers.py, errors in
+test_batched_errors.py, real processes with all strategies in test_all_strategies.py, with fast experts in
+test_batched_processes.py, graphs in tests/e2e/cuda.
 """
 
 from collections import Counter
