@@ -17,11 +17,12 @@ def target_of(device: torch.device) -> str:
         UnsupportedError: Triton kernels do not run there.
     """
     target = _target_of(device)
-    if device.index is not None and device.index != torch.accelerator.current_device_index():
-        current = f"the current device, index {torch.accelerator.current_device_index()}"
-        raise InvalidValueError(
-            "device", str(device), current, f"Make it the current one: torch.{device.type}.set_device()."
+    if device.index is not None and device.index != (current := torch.accelerator.current_device_index()):
+        limit, step = (
+            f"the current device, index {current}",
+            f"Make it the current one: torch.{device.type}.set_device().",
         )
+        raise InvalidValueError("device", str(device), limit, step)
     return target
 
 

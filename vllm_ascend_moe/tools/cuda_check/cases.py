@@ -34,7 +34,8 @@ class Case:
         call: launches them. capability: of the GPU.
         programs: how many a multiprocessor has to hold at a time, by the tile table.
         uses: instructions that must be in the first kernel's PTX.
-        refused: "" or what a tile that is wrong on purpose must be refused for: "shared memory" or "spills".
+        refused: "" or what a case that is wrong on purpose must be refused for: a key of
+            resources.limits_passed, or "instructions".
     """
 
     call: Callable[[], object]
@@ -154,14 +155,19 @@ def _rows() -> dict[str, Case]:
 
 
 def _wrong() -> dict[str, Case]:
-    """Tiles that cannot be good: the check must say so."""
-    many = HOPPER_16BIT["many_rows"]
-    deep = replace(many, stages=8)
-    wide = replace(many, warps=4, stages=3)
-    return {
-        "too many stages": Case(call=_gemm(torch.bfloat16, tiles=deep), refused="shared memory"),
-        "too few warps": Case(call=_gemm(torch.bfloat16, tiles=wide), refused="spills"),
-        "too many programs": Case(
-            call=_gemm(torch.bfloat16, tiles=replace(many, programs=2)), programs=2, refused="programs"
-        ),
+    """Tiles that cannot be good, and instructions that are not there: the check must say so."""
+    some, many, once = (HOPPER_16BIT[row] for row in ("any_rows", "many_rows", "one_round"))
+    tiles = {
+        "too many stages": (replace(many, stages=8), "shared memory", ()),
+        "too few warps": (replace(many, warps=4, stages=3), "spills", ()),
+        "too many programs": (replace(many, programs=2), "programs", ()),
+        "read through pointers": (replace(some, tma=False), "instructions", (_COPIES,)),
+        "stored through pointers": (replace(some, store_n=0), "instructions", (_STORES,)),
+        "not launched early": (replace(once, early=False), "instructions", (_EARLY,)),
     }
+    found = {
+        name: Case(call=_gemm(torch.bfloat16, tiles=row), programs=row.programs, refused=refused, uses=uses)
+        for name, (row, refused, uses) in tiles.items()
+    }
+    exact = _gemm(torch.float32)
+    return {**found, "fp32 without the matrix unit": Case(call=exact, refused="instructions", uses=(_WGMMA,))}

@@ -35,11 +35,13 @@ def check(name: str) -> Checked:
     processor = PROCESSORS[case.capability]
     result.kernels = [Kernel(kernel.metadata.name, resources_of(kernel)) for kernel in compiled]
     found = limits_passed(result.kernels, case.programs, processor)
+    text = compiled[0].asm["ptx"] if compiled else ""
+    if missing := [word for word in case.uses if word not in text]:
+        found["instructions"] = f"no {', no '.join(missing)} in the PTX"
     if case.refused:
         result.refused = "; ".join(found.values())
         if case.refused not in found:
             result.faults.append(f"must be refused for {case.refused}; found: {result.refused or 'nothing'}")
-        return result
-    text = compiled[0].asm["ptx"] if compiled else ""
-    result.faults = [*found.values(), *[f"no {word} in the PTX" for word in case.uses if word not in text]]
+    else:
+        result.faults = list(found.values())
     return result
