@@ -26,6 +26,7 @@ def have(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(select, "find_spec", lambda name: object() if installed[name] else None)
         if torch_npu:  # whose operators the kernel looks up when it is made
             monkeypatch.setattr(npu, "npu_operator", lambda name: name)
+            monkeypatch.setattr(npu, "token_unpermute_operator", lambda: "unpermute")
 
     replace()
     return replace

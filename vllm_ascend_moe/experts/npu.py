@@ -26,7 +26,7 @@ from vllm_ascend_moe.experts.base import ExpertWeights
 from vllm_ascend_moe.experts.checks import check_routing
 from vllm_ascend_moe.experts.npu_checks import check_shapes, result_dtype
 from vllm_ascend_moe.experts.scaled import ScaledExpertWeights
-from vllm_ascend_moe.ops.npu import npu_operator
+from vllm_ascend_moe.ops.npu import npu_operator, token_unpermute_operator
 
 # Arguments of the operators that are numbers with a meaning.
 _UNQUANTIZED, _COUNTS, _ENDS, _BY_ROWS, _ONE_OUTPUT = -1, 1, 0, 0, 2
@@ -59,7 +59,7 @@ class NpuExperts:
             route=npu_operator("npu_moe_init_routing_v2"),
             product=npu_operator("npu_grouped_matmul"),
             swiglu=npu_operator("npu_swiglu"),
-            unpermute=npu_operator("npu_moe_token_unpermute"),
+            unpermute=token_unpermute_operator(),
         )
 
     def apply(
@@ -176,7 +176,7 @@ def _routed_mlp(
         h, middle_scales = operators.quantize(h)
     y = _product(operators, h, weights, "w2", counts, middle_scales, dtype)
     # Positions of choices without an expert are -1; with a factor of 0 they are not read, but must be in range.
-    return operators.unpermute(y, positions.clamp_(min=0), probs=factors)
+    return operators.unpermute(y, positions.clamp_(min=0), factors)
 
 
 def _product(
