@@ -18,6 +18,7 @@ from exchange_cases import Case
 from vllm_ascend_moe.experts.base import ExpertWeights
 from vllm_ascend_moe.experts.npu import NpuExperts
 from vllm_ascend_moe.experts.scaled import ScaledExpertWeights
+from vllm_ascend_moe.ops.npu import token_unpermute_operator
 from vllm_ascend_moe.testing import data
 from vllm_ascend_moe.testing.launch import launch
 
@@ -71,6 +72,12 @@ def test_batched(quantized, seed):
         hidden = data.hidden_states(seed, torch.arange(3 * rows), H, BF16).view(3, rows, H).npu()
         counts = torch.tensor(filled, dtype=torch.int32).npu()
         assert torch.equal(graph(hidden, counts), layer(hidden, counts))
+
+
+def test_the_unpermute_operator_gives_new_results_and_its_fake_their_form(seed):
+    rows, positions = torch.randn(9, H, dtype=BF16).npu(), torch.randperm(9, dtype=torch.int32).npu()
+    given = rows, positions, torch.rand(3, 3).npu()
+    torch.library.opcheck(token_unpermute_operator(), given, test_utils=("test_schema", "test_faketensor"))
 
 
 @pytest.mark.parametrize("ranks", [2], indirect=True)
