@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -296,3 +297,60 @@ def test_a_captured_graph_follows_the_counts():
         )
         assert relative_error(out[own], wanted[own]) < TOLERANCE[torch.bfloat16]
         assert bool((out[~own] == UNTOUCHED).all())
+
+
+@contextmanager
+def no_waiting():
+    """An operator of torch that waits for the GPU is an error."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("scaled", [False, True], ids=["bf16", "int8_weights"])
+def test_rows_experts_in_a_captured_graph_follow_the_ids(scaled):
+    """One graph serves any routing of its number of tokens, also one that leaves experts or tokens without rows."""
+    weights = expert_weights(16, 256, 128, dtype=torch.bfloat16, device="cuda")
+    used = ScaledExpertWeights.quantize(weights, torch.int8) if scaled else weights
+    hidden, factors = torch.randn(300, 256, device="cuda").bfloat16(), torch.rand(300, 8, device="cuda")
+    ids = torch.randint(0, 16, (300, 8), device="cuda")
+    experts = TritonRowsExperts()
+    out = torch.empty_like(hidden)
+    with no_waiting():
+        experts.apply(hidden, factors, ids, used, out=out)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        experts.apply(hidden, factors, ids, used, out=out)
+    for low, high in ((0, 16), (3, 4), (-1, 16), (-1, 0)):
+        ids.copy_(torch.randint(low, high, (300, 8), device="cuda"))
+        out.fill_(UNTOUCHED)
+        graph.replay()
+        captured = out.clone()
+        assert torch.equal(captured, experts.apply(hidden, factors, ids, used))
+        wanted = ReferenceExperts().apply(hidden.float(), factors, ids, used.dequantize() if scaled else weights)
+        assert bool((captured[(ids < 0).all(1)] == 0).all())
+        if high > 0:
+            assert relative_error(captured, wanted) < (0.03 if scaled else 2 * TOLERANCE[torch.bfloat16])
+
+
+def test_scaled_batched_experts_in_a_captured_graph_follow_the_counts():
+    case = batched_case([64] * 8, 1024, 256, 160, dtype=torch.bfloat16, device="cuda")
+    scaled = ScaledExpertWeights.quantize(case.weights, torch.int8)
+    hidden = torch.randn(8, 1024, 256, device="cuda").bfloat16()
+    experts = TritonBatchedExperts()
+    out = torch.empty_like(hidden)
+    with no_waiting():
+        experts.apply_batched(hidden, case.counts, scaled, out=out)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        experts.apply_batched(hidden, case.counts, scaled, out=out)
+    for counts in COUNTS.values():
+        case.counts.copy_(torch.tensor(counts, dtype=torch.int32))
+        out.fill_(UNTOUCHED)
+        graph.replay()
+        own = case.own()
+        assert bool((out[~own] == UNTOUCHED).all())
+        again = experts.apply_batched(hidden, case.counts, scaled)
+        assert torch.equal(out[own], again[own])
