@@ -52,6 +52,7 @@ OUTSIDE: dict[str, set[str]] = {
     "triton": {
         "kernels",
         "experts/batched_triton.py",
+        "experts/triton_tune.py",
         "tools/ascend_check/lower.py",
         "tools/ascend_check/specs.py",
         "tools/cuda_check/__main__.py",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from vllm_ascend_moe.experts.base import ExpertWeights
-from vllm_ascend_moe.experts.triton_mlp import expert_mlp_rows
+from vllm_ascend_moe.experts.triton_mlp import TABLE, MlpTiles, expert_mlp_rows
 
 
 class TritonBatchedExperts:
@@ -17,10 +17,11 @@ class TritonBatchedExperts:
     Args:
         expected_rows: about how many rows an expert will have, where the caller knows (tokens * top-k / experts). Only
             speed depends on it.
+        tiles: of the two GEMMs, as ``triton_tune.fastest_mlp_tiles`` finds them; the table's by default.
     """
 
-    def __init__(self, expected_rows: int | None = None) -> None:
-        self.expected_rows = expected_rows
+    def __init__(self, expected_rows: int | None = None, tiles: MlpTiles = TABLE) -> None:
+        self.expected_rows, self.tiles = expected_rows, tiles
 
     def apply_batched(
         self,
@@ -45,5 +46,6 @@ class TritonBatchedExperts:
             activation=activation,
             scales=scales,
             expected_rows=self.expected_rows,
+            tiles=self.tiles,
             out=out,
         )

@@ -8,13 +8,20 @@ from __future__ import annotations
 import torch
 
 from vllm_ascend_moe.experts.base import ExpertWeights
-from vllm_ascend_moe.experts.triton_mlp import expert_mlp_rows
+from vllm_ascend_moe.experts.triton_mlp import TABLE, MlpTiles, expert_mlp_rows
 from vllm_ascend_moe.kernels.combine import combine
 from vllm_ascend_moe.kernels.permute import permute_rows, plan_permutation
 
 
 class TritonRowsExperts:
-    """Experts of the rows format. Pad rows, unrouted ids and other ranks' experts are never copied or computed."""
+    """Experts of the rows format. Pad rows, unrouted ids and other ranks' experts are never copied or computed.
+
+    Args:
+        tiles: of the two GEMMs, as ``triton_tune.fastest_mlp_tiles`` finds them; the table's by default.
+    """
+
+    def __init__(self, tiles: MlpTiles = TABLE) -> None:
+        self.tiles = tiles
 
     def apply(
         self,
@@ -40,7 +47,13 @@ class TritonRowsExperts:
         experts = weights.w13.shape[0] if expert_map is None else expert_map.numel()
         expected = topk_ids.numel() // max(experts, 1)
         y = expert_mlp_rows(
-            rows, plan.counts, weights, starts=plan.starts, activation=activation, expected_rows=expected
+            rows,
+            plan.counts,
+            weights,
+            starts=plan.starts,
+            activation=activation,
+            expected_rows=expected,
+            tiles=self.tiles,
         )
         factors = None if apply_router_weight_on_input else topk_weights.to(torch.float32)
         if out is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from vllm_ascend_moe.errors import ShapeError
@@ -10,6 +12,17 @@ from vllm_ascend_moe.experts.base import ExpertWeights
 from vllm_ascend_moe.experts.scaled import ScaledExpertWeights
 from vllm_ascend_moe.kernels.launch import expert_gemm
 from vllm_ascend_moe.kernels.quantize import activate_rows
+from vllm_ascend_moe.kernels.tiles import GemmTiles
+
+
+class MlpTiles(NamedTuple):
+    """Tiles of the two GEMMs; None: those of the table."""
+
+    w13: GemmTiles | None = None
+    w2: GemmTiles | None = None
+
+
+TABLE = MlpTiles()
 
 
 def expert_mlp_rows(
@@ -21,6 +34,7 @@ def expert_mlp_rows(
     activation: str = "silu",
     scales: torch.Tensor | None = None,
     expected_rows: int | None = None,
+    tiles: MlpTiles = TABLE,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """``activation(x @ w13^T + b13) @ w2^T + b2`` for every expert's own rows. Rows past the counts stay untouched.
@@ -32,13 +46,15 @@ def expert_mlp_rows(
         activation: a name of ``experts.activation.ACTIVATIONS``.
         scales: fp32 [E_l, rows] or [total].
         expected_rows: about how many rows an expert will have, where the host knows; only speed depends on it.
+        tiles: of the GEMMs, as ``triton_tune.fastest_mlp_tiles`` finds them.
         out: same shape as hidden, floating; None: a new tensor.
 
     Returns:
         ``out``.
 
     Raises:
-        ShapeError: operands that do not fit. InvalidValueError: an unknown activation.
+        ShapeError: operands that do not fit. InvalidValueError: an unknown activation, or operands that are not on the
+        current device. TilesError: ``tiles`` that the operands cannot have. UnsupportedError: see expert_gemm.
     """
     check_activation(activation)
     scaled = weights if isinstance(weights, ScaledExpertWeights) else None
@@ -62,6 +78,7 @@ def expert_mlp_rows(
         bias=weights.w13_bias,
         out_dtype=dtype,
         expected_rows=expected_rows,
+        tiles=tiles.w13,
     )
     middle_scale = None
     if scaled is not None:
@@ -79,6 +96,7 @@ def expert_mlp_rows(
         out=out,
         out_dtype=dtype,
         expected_rows=expected_rows,
+        tiles=tiles.w2,
     )
 
 

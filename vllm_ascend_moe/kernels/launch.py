@@ -12,7 +12,7 @@ from vllm_ascend_moe.kernels.descriptors import describable, results_view, rows_
 from vllm_ascend_moe.kernels.gemm import expert_gemm_kernel
 from vllm_ascend_moe.kernels.operands import FP8, ActivationForm, Operands, activation_form, check_operands
 from vllm_ascend_moe.kernels.targets import check_fp8, interpreted, processors, target_of
-from vllm_ascend_moe.kernels.tiles import GemmTiles, tiles_for, without_tma
+from vllm_ascend_moe.kernels.tiles import SMALLEST, GemmTiles, TilesError, tiles_for, without_tma
 
 
 def expert_gemm(
@@ -37,22 +37,23 @@ def expert_gemm(
         w: [E_l, N, K], or [E_l, 2N, K] for a gated activation; K contiguous. The dtype of a, or a wider floating
             type (a quantised payload against full weights).
         counts: int32 [E_l], rows of each expert. Rows at and past the count are neither read nor written.
-        starts: int32 [E_l], each expert's first row of a ragged ``a``.
+        starts: int32 [E_l], each expert's first row of a ragged ``a``, within which every group must end: that is not
+            checked, since the host would have to wait for the numbers.
         activation: a name of ACTIVATION_FORMS.
         a_scale: fp32 [E_l, rows] or [total], one per row; w_scale: fp32 [E_l, N or 2N], one per weight row.
         bias: [E_l, N or 2N], floating.
         out: [E_l, rows, N] or [total, N]; a row is contiguous. None: a new, uninitialised tensor.
         out_dtype: of a new tensor; None: w's dtype, bf16 for int8 and fp8 weights.
         expected_rows: about how many rows an expert will have, where the host knows; only speed depends on it.
-        tiles: instead of the table's.
+        tiles: instead of the table's (see ``tune.fastest_tiles``).
 
     Returns:
         ``out``.
 
     Raises:
         ShapeError: shapes, strides or dtypes that do not fit. InvalidValueError: an unknown activation, or operands
-        that are not on the current device. UnsupportedError: a device Triton does not run on, or fp8 on hardware
-        without it.
+        that are not on the current device. TilesError: ``tiles`` that these operands cannot have. UnsupportedError: a
+        device Triton does not run on, or fp8 on hardware without it.
     """
     form = activation_form(activation)
     check_operands(a, w, counts, starts, a_scale, w_scale, bias, form)
@@ -72,8 +73,21 @@ def expert_gemm(
         tiles = tiles_for(target, w.dtype, weight_rows, operands.k, programs, hint, form.name, form.parts)
         if tiles.tma and not describable(a, w, operands):
             tiles = without_tma(target, w.dtype)
+    else:
+        _check_tiles(tiles, a, w, operands)
     _launch(a, w, out, counts, starts, a_scale, w_scale, bias, form, operands, tiles)
     return out
+
+
+def _check_tiles(tiles: GemmTiles, a: torch.Tensor, w: torch.Tensor, op: Operands) -> None:
+    """Raises TilesError for tiles that these operands cannot have."""
+    if tiles.tma and not describable(a, w, op):
+        limit = "False for operands whose addresses or strides tensor descriptors cannot hold"
+        raise TilesError("tiles.tma", True, limit, "Pass other tiles, or none, or contiguous operands.")
+    for name, columns in (("block_n", tiles.block_n), ("few_n", tiles.few_n)):
+        if columns // op.parts < SMALLEST:
+            limit = f"{SMALLEST * op.parts} or more for {op.parts} parts"
+            raise TilesError(f"tiles.{name}", columns, limit, "Pass wider tiles for a gated activation.")
 
 
 def _launch(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from vllm_ascend_moe.errors import InvalidValueError, ShapeError
+from vllm_ascend_moe.kernels.targets import summary
 
 _POINTWISE = ("silu", "gelu", "gelu_tanh", "relu2")
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -114,9 +115,7 @@ def check_operands(
     """Raises ShapeError for inputs that do not fit each other; see expert_gemm for what fits."""
     experts = _check_weights(w, form)
     _check_rows(a, w, experts, batched=starts is None)
-    for name, vector in (("counts", counts), ("starts", starts)):
-        if vector is not None and (vector.dtype != torch.int32 or vector.shape != (experts,)):
-            raise ShapeError(name, _summary(vector), f"int32 [{experts}]", "Pass one number per local expert.")
+    check_counts(counts, starts, experts)
     _check_vector("a_scale", a_scale, a.shape[:-1])
     _check_vector("w_scale", w_scale, w.shape[:2])
     _check_vector("bias", bias, w.shape[:2])
@@ -125,19 +124,30 @@ def check_operands(
             raise ShapeError("device", str(tensor.device), f"{a.device}, where a is", "Move the tensor there.")
 
 
+def check_counts(counts: torch.Tensor, starts: torch.Tensor | None, experts: int) -> None:
+    """Raises ShapeError unless both are int32 [experts] without gaps. Devices are not compared."""
+    for name, vector in (("counts", counts), ("starts", starts)):
+        if vector is None:
+            continue
+        if vector.dtype != torch.int32 or vector.shape != (experts,):
+            raise ShapeError(name, summary(vector), f"int32 [{experts}]", "Pass one number per local expert.")
+        if experts > 1 and vector.stride(0) != 1:
+            raise ShapeError(f"{name}.stride(0)", vector.stride(0), "1", "Call .contiguous().")
+
+
 def _check_vector(name: str, vector: torch.Tensor | None, shape: torch.Size) -> None:
     if vector is None:
         return
     if vector.shape != shape or not vector.dtype.is_floating_point:
-        raise ShapeError(name, _summary(vector), f"floating {list(shape)}", "Reshape or convert it.")
+        raise ShapeError(name, summary(vector), f"floating {list(shape)}", "Reshape or convert it.")
     rows_apart = vector.dim() < 2 or vector.stride(0) == shape[1] or name == "a_scale"
     if not rows_apart or (vector.stride(-1) != 1 and shape[-1] > 1):
-        raise ShapeError(name, _summary(vector), "contiguous", "Call .contiguous() once, at load time.")
+        raise ShapeError(name, summary(vector), "contiguous", "Call .contiguous() once, at load time.")
 
 
 def _check_weights(w: torch.Tensor, form: ActivationForm) -> int:
     if w.dim() != 3 or w.dtype not in _DTYPES:
-        raise ShapeError("w", _summary(w), f"[E_l, N, K] of {_names(_DTYPES)}", "Pass this rank's expert weights.")
+        raise ShapeError("w", summary(w), f"[E_l, N, K] of {_names(_DTYPES)}", "Pass this rank's expert weights.")
     if w.shape[1] % form.parts:
         raise ShapeError("w.shape[1]", w.shape[1], "even for a gated activation", "Pass gate and up rows.")
     if w.stride(2) != 1 and w.shape[2] > 1:
@@ -149,7 +159,7 @@ def _check_rows(a: torch.Tensor, w: torch.Tensor, experts: int, *, batched: bool
     wanted = f"[{experts}, rows, {w.shape[2]}]" if batched else f"[total, {w.shape[2]}] with starts"
     fits = a.dim() == (3 if batched else 2) and a.shape[-1] == w.shape[2] and (not batched or a.shape[0] == experts)
     if not fits:
-        raise ShapeError("a", _summary(a), wanted, "Pass rows of the weights' K.")
+        raise ShapeError("a", summary(a), wanted, "Pass rows of the weights' K.")
     if a.stride(-1) != 1 and a.shape[-1] > 1:
         raise ShapeError("a.stride(-1)", a.stride(-1), "1", "Call .contiguous().")
     if a.dtype not in _DTYPES or not (a.dtype == w.dtype or (a.dtype.itemsize == 1 and w.dtype.itemsize > 1)):
@@ -160,15 +170,11 @@ def _check_rows(a: torch.Tensor, w: torch.Tensor, experts: int, *, batched: bool
 def _check_out(a: torch.Tensor, out: torch.Tensor, n: int) -> None:
     shape = (*a.shape[:-1], n)
     if out.shape != shape or not out.dtype.is_floating_point or out.dtype.itemsize == 1:
-        raise ShapeError("out", _summary(out), f"bf16, fp16 or fp32 {list(shape)}", "Pass a tensor of that shape.")
+        raise ShapeError("out", summary(out), f"bf16, fp16 or fp32 {list(shape)}", "Pass a tensor of that shape.")
     if out.stride(-1) != 1 and n > 1:
         raise ShapeError("out.stride(-1)", out.stride(-1), "1", "Pass a tensor whose rows are contiguous.")
     if out.device != a.device:
         raise ShapeError("out.device", str(out.device), str(a.device), "Move it there.")
-
-
-def _summary(tensor: torch.Tensor) -> str:
-    return f"{tensor.dtype} {list(tensor.shape)}, strides {list(tensor.stride())}"
 
 
 def _names(dtypes: tuple[torch.dtype, ...]) -> str:

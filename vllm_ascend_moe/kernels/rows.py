@@ -33,7 +33,7 @@ def activate_kernel(
     """out = activation(x), or with ``scale`` the same divided by each row's own scale, max(|row|) / limit.
 
     x: [E_l, rows, PARTS * N] or ragged, STEP from column to column of a part; out: [E_l, rows, N];
-    scale: fp32 [E_l, rows]. Rows past the count stay.
+    scale: fp32 [E_l, rows], NaN for a row with NaN or infinity. Rows past the count stay.
     """
     pid = tl.program_id(0)
     counts = load_counts(counts_ptr, num_experts, E_BLOCK, SCAN)
@@ -56,12 +56,15 @@ def activate_kernel(
         inverse = tl.full([ROWS], 1.0, tl.float32)
         if scale is not None:
             largest = tl.zeros([ROWS], tl.float32)
+            fault = tl.zeros([ROWS], tl.float32)
             for column in range(0, N, COLUMNS):
                 mask = (rows[:, None] < left) & (columns[None, :] < N - column)
                 y = _chunk(x_tile + column * STEP, mask, stride_xp, PARTS, ACTIVATION)
                 largest = tl.maximum(largest, tl.max(tl.abs(y), 1))
+                # NaN for a row with NaN or infinity, which a maximum may drop and one byte cannot hold.
+                fault += tl.sum(y * 0.0, 1)
             # A row of zeros gets a scale that is not zero, so that nothing is divided by zero.
-            row_scale = tl.maximum(largest, 1e-20) / limit
+            row_scale = tl.maximum(largest, 1e-20) / limit + fault
             tl.store(scale + wide * stride_se + first + rows, row_scale, mask=rows < left)
             inverse = 1.0 / row_scale
         for column in range(0, N, COLUMNS):

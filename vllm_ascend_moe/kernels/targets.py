@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import torch
 
-from vllm_ascend_moe.errors import InvalidValueError, UnsupportedError
+from vllm_ascend_moe.errors import InvalidValueError, ShapeError, UnsupportedError
 
 
 def target_of(device: torch.device) -> str:
@@ -26,10 +26,29 @@ def target_of(device: torch.device) -> str:
     return target
 
 
+def same_device(first: torch.Tensor, **others: torch.Tensor | None) -> None:
+    """Refuses operands that are not where the first one is: kernels would take their addresses for that device's.
+
+    Args:
+        others: the other operands by their names in the call; None: absent.
+
+    Raises:
+        ShapeError: one is on another device; it names the argument.
+    """
+    for name, tensor in others.items():
+        if tensor is not None and tensor.device != first.device:
+            raise ShapeError(f"{name}.device", str(tensor.device), f"{first.device}, as the others", "Move it there.")
+
+
+def summary(tensor: torch.Tensor) -> str:
+    """What an error says of a tensor that does not fit."""
+    return f"{tensor.dtype} {list(tensor.shape)}, strides {list(tensor.stride())}"
+
+
 @lru_cache(maxsize=16)
 def _target_of(device: torch.device) -> str:
     if device.type == "cuda":
-        return "hopper" if torch.cuda.get_device_capability(device)[0] == 9 else "cuda"
+        return "hopper" if _capability(device)[0] == 9 else "cuda"
     if device.type == "npu":
         return "ascend"
     if device.type == "cpu" and interpreted():
@@ -40,11 +59,18 @@ def _target_of(device: torch.device) -> str:
     )
 
 
+def _capability(device: torch.device) -> tuple[int, int]:
+    """NVIDIA's compute capability; (0, 0) of an AMD GPU, whose numbers are other architectures: 9.4 is MI300."""
+    return torch.cuda.get_device_capability(device) if torch.version.hip is None else (0, 0)
+
+
 def check_fp8(target: str, device: torch.device) -> None:
     """Raises UnsupportedError where the hardware has no fp8."""
     if target == "ascend":
         raise UnsupportedError("Ascend 910B has no fp8. Use int8 with scales, or bf16, there.")
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
+    if device.type == "cuda" and torch.version.hip is not None:
+        raise UnsupportedError(f"fp8 on AMD GPUs ({device}) was never tried. Use int8 or bf16 there.")
+    if device.type == "cuda" and _capability(device) < (8, 9):
         raise UnsupportedError(f"{device} has no fp8 (compute capability 8.9 and later have). Use int8 or bf16 there.")
 
 

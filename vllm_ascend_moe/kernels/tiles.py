@@ -7,8 +7,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from vllm_ascend_moe.errors import InvalidValueError
+
 if TYPE_CHECKING:  # the Ascend check reads this table where torch is not installed
     import torch
+
+
+SMALLEST = 16  # rows, columns or depth of what a matrix unit takes
+
+
+class TilesError(InvalidValueError):
+    """Tiles that contradict themselves, or that the operands at hand cannot have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,10 +37,14 @@ class GemmTiles:
         store_n: the most columns of a full tile's result that are stored at a time through a descriptor, all or half
             of them (with tma); 0: they are stored through pointers.
         early: whether the kernel is set up while the one before it still runs (with tma).
-        few_m: experts with fewer than block_m rows take tiles of block_m, few_m or 16 rows; 0: they take those above.
+        few_m: experts with fewer than block_m rows take tiles of block_m, few_m or 16 rows; 0: they take those above,
+            which tiles through descriptors cannot: those must be full.
         few_n, few_k: weight rows and depth of these; few_stages, narrow_stages: stages of those of few_m and 16 rows.
         tma: read through tensor descriptors (Hopper).
         scan: find tiles in scalar code (Ascend; see schedule.py).
+
+    Raises:
+        TilesError: sizes that are no powers of two or below 16, or that contradict each other.
     """
 
     block_m: int
@@ -52,6 +65,24 @@ class GemmTiles:
     narrow_stages: int = 1
     tma: bool = False
     scan: bool = False
+
+    def __post_init__(self) -> None:
+        sizes = ["block_m", "block_n", "block_k", "few_n", "few_k", *(["few_m"] if self.few_m else [])]
+        for name in sizes:
+            size = getattr(self, name)
+            if size < SMALLEST or size & (size - 1):
+                raise TilesError(name, size, f"a power of two from {SMALLEST} on", "Pass one that is.")
+        for name in ("stages", "few_stages", "narrow_stages", "warps", "programs", "group_m"):
+            if getattr(self, name) < 1:
+                raise TilesError(name, getattr(self, name), "1 or more", "Pass such a number.")
+        least = SMALLEST + 1 if self.tma else 0
+        if not least <= self.few_m <= self.block_m:
+            limit = f"from {least} to block_m = {self.block_m}"
+            raise TilesError("few_m", self.few_m, limit, "Fewer rows than block_m need tiles of their own.")
+        if self.halves and self.block_n < 2 * SMALLEST:
+            raise TilesError("halves", True, f"False where block_n = {self.block_n}", "Halves would be too narrow.")
+        if self.store_n < 0 or self.store_n & (self.store_n - 1):
+            raise TilesError("store_n", self.store_n, "0 or a power of two", "Pass one that is.")
 
 
 # Two programs a multiprocessor: one multiplies while the other starts or stores its tile. Good at any row count.
@@ -198,11 +229,16 @@ def _shares_evenly(weight_rows: int, depth: int, programs: int) -> bool:
     return depth >= _SHORT_DEPTH and (even.programs - 1) * programs < tiles <= even.programs * programs
 
 
-def rows_of_table(target: str, dtype: torch.dtype) -> list[GemmTiles]:
-    """Every row of the table for weights of ``dtype`` on a target, the general one first."""
-    if target == "hopper" and dtype.itemsize == 2:
-        return list(HOPPER_16BIT.values())
-    return [TILE_TABLE[target, dtype.itemsize]]
+def rows_of_table(target: str, dtype: torch.dtype, activation: str = "none", parts: int = 1) -> list[GemmTiles]:
+    """Every row of the table for weights of ``dtype`` on a target, the general one first, for pointers last.
+
+    activation, parts: as for tiles_for.
+    """
+    if target == "ascend":
+        return [ascend_tiles(TILE_TABLE[target, dtype.itemsize], activation, parts)]
+    several = target == "hopper" and dtype.itemsize == 2
+    rows = list(HOPPER_16BIT.values()) if several else [TILE_TABLE[target, dtype.itemsize]]
+    return list(dict.fromkeys([*rows, without_tma(target, dtype)]))
 
 
 def ascend_tiles(tiles: GemmTiles, activation: str, parts: int) -> GemmTiles:
@@ -224,7 +260,7 @@ class RowTiles:
         rows: rows of a tile that needs whole rows (quantisation).
         columns: columns of a tile.
         choices: routing choices counted in one block.
-        programs: size of the persistent grid per multiprocessor (per vector core on Ascend).
+        programs: size of the persistent grid per multiprocessor (per cube core on Ascend).
         scan: as in GemmTiles.
     """
 

@@ -10,8 +10,9 @@ from triton.runtime.errors import OutOfResources
 
 from vllm_ascend_moe.errors import InvalidValueError
 from vllm_ascend_moe.kernels.launch import expert_gemm
+from vllm_ascend_moe.kernels.operands import activation_form
 from vllm_ascend_moe.kernels.targets import target_of
-from vllm_ascend_moe.kernels.tiles import GemmTiles, rows_of_table
+from vllm_ascend_moe.kernels.tiles import GemmTiles, TilesError, rows_of_table
 
 
 def median_milliseconds(call: Callable[[], object]) -> float:
@@ -38,18 +39,21 @@ def fastest_tiles(
         measure: how a call is timed.
 
     Returns:
-        The tiles with the smallest time. Those that do not fit the device are left out.
+        The tiles with the smallest time. Those that do not fit the device or the operands are left out.
 
     Raises:
-        InvalidValueError: no candidate fits.
+        InvalidValueError: no candidate fits, or see expert_gemm.
     """
-    tried = list(rows_of_table(target_of(a.device), w.dtype) if candidates is None else candidates)
+    form = activation_form(arguments.get("activation", "none"))
+    table = rows_of_table(target_of(a.device), w.dtype, form.name, form.parts) if candidates is None else candidates
+    tried = list(table)
     times: dict[GemmTiles, float] = {}
     for tiles in tried:
         try:
             times[tiles] = measure(lambda tiles=tiles: expert_gemm(a, w, counts, tiles=tiles, **arguments))  # type: ignore[misc]
-        except OutOfResources:
+        except (OutOfResources, TilesError):
             continue
     if not times:
-        raise InvalidValueError("candidates", len(tried), "tiles that fit the device", "Pass smaller tiles or stages.")
+        limit = "tiles that fit the device and the operands"
+        raise InvalidValueError("candidates", len(tried), limit, "Pass smaller tiles, fewer stages, or no tma.")
     return min(times, key=times.__getitem__)

@@ -15,7 +15,16 @@ from vllm_ascend_moe.kernels.permute import plan_permutation, scatter_rows
 from vllm_ascend_moe.kernels.quantize import activate_rows
 from vllm_ascend_moe.kernels.slots import plan_slots
 from vllm_ascend_moe.kernels.targets import check_fp8, target_of
-from vllm_ascend_moe.kernels.tiles import HOPPER_16BIT, TILE_TABLE, ascend_tiles, tiles_for, without_tma
+from vllm_ascend_moe.kernels.tiles import (
+    HOPPER_16BIT,
+    TILE_TABLE,
+    GemmTiles,
+    TilesError,
+    ascend_tiles,
+    tiles_for,
+    without_tma,
+)
+from vllm_ascend_moe.kernels.tune import fastest_tiles
 
 A, W, COUNTS = torch.randn(2, 4, 16), torch.randn(2, 8, 16), torch.tensor([4, 1], dtype=torch.int32)
 
@@ -27,7 +36,9 @@ WRONG = {
     "w.stride(2)": {"w": torch.randn(2, 8, 32)[:, :, ::2]},
     "w.shape[1]": {"w": torch.randn(2, 7, 16), "activation": "silu"},
     "counts": {"counts": COUNTS.long()},
+    "counts.stride(0)": {"counts": torch.tensor([[4, 9], [1, 9]], dtype=torch.int32)[:, 0]},
     "starts": {"a": A[0], "starts": COUNTS[:1]},
+    "starts.stride(0)": {"a": A[0], "starts": torch.tensor([[0, 9], [3, 9]], dtype=torch.int32)[:, 0]},
     "a_scale": {"a_scale": torch.ones(2, 3)},
     "w_scale": {"w_scale": torch.ones(2, 16)[:, ::2]},
     "bias": {"bias": torch.ones(2, 8).int()},
@@ -43,6 +54,63 @@ def test_wrong_operands_are_refused_by_name(field):
         expert_gemm(**{"a": A, "w": W, "counts": COUNTS, **WRONG[field]})
     assert caught.value.field == field
     assert caught.value.action
+
+
+def test_one_number_has_any_stride():
+    one = torch.tensor([[4, 9]], dtype=torch.int32)[:, 0].as_strided((1,), (7,))
+    assert torch.equal(expert_gemm(A[:1], W[:1], one), expert_gemm(A[:1], W[:1], COUNTS[:1]))
+
+
+GOOD = {"block_m": 64, "block_n": 32, "block_k": 32}
+CONTRADICTIONS = {
+    "block_m": {"block_m": 48},
+    "block_n": {"block_n": 8},
+    "few_k": {"few_k": 0},
+    "few_m-none": {"tma": True},
+    "few_m-narrow": {"tma": True, "few_m": 16},
+    "few_m-wide": {"few_m": 128},
+    "stages": {"stages": 0},
+    "programs": {"programs": 0},
+    "halves": {"block_n": 16, "halves": True},
+    "store_n": {"store_n": 48},
+}
+
+
+@pytest.mark.parametrize("field", CONTRADICTIONS)
+def test_tiles_that_contradict_themselves_are_refused(field):
+    GemmTiles(**GOOD, tma=True, few_m=32)
+    with pytest.raises(TilesError) as caught:
+        GemmTiles(**{**GOOD, **CONTRADICTIONS[field]})
+    assert caught.value.field == field.split("-")[0]
+
+
+DESCRIPTORS = GemmTiles(**GOOD, tma=True, few_m=32)
+NOT_FOR_DESCRIPTORS = {
+    "experts at no whole number of rows": torch.randn(500).as_strided((2, 4, 16), (100, 24, 1)),
+    "rows at 4 bytes": torch.randn(2, 4, 17)[:, :, :16],
+    "address at 4 bytes": torch.randn(2, 4, 20)[:, :, 1:17],
+}
+
+
+@pytest.mark.parametrize("a", NOT_FOR_DESCRIPTORS.values(), ids=NOT_FOR_DESCRIPTORS)
+def test_given_tiles_for_descriptors_refuse_operands_that_these_cannot_hold(a):
+    with pytest.raises(TilesError) as caught:
+        expert_gemm(a, W, COUNTS, tiles=DESCRIPTORS)
+    assert caught.value.field == "tiles.tma"
+    wanted = torch.einsum("emk,enk->emn", a, W)
+    chosen = fastest_tiles(
+        a, W, COUNTS, candidates=[DESCRIPTORS, GemmTiles(**GOOD)], measure=lambda call: call() is None
+    )
+    assert chosen == GemmTiles(**GOOD)
+    out = expert_gemm(a, W, COUNTS, tiles=chosen)
+    for expert, count in enumerate(COUNTS.tolist()):
+        torch.testing.assert_close(out[expert, :count], wanted[expert, :count])
+
+
+def test_given_tiles_too_narrow_for_gate_and_up_are_refused():
+    narrow = GemmTiles(block_m=64, block_n=16, block_k=32)
+    with pytest.raises(TilesError, match=r"tiles.block_n = 16, but it must be 32 or more"):
+        expert_gemm(A, W, COUNTS, activation="silu", tiles=narrow)
 
 
 def test_an_unknown_activation_is_refused():
@@ -97,11 +165,6 @@ ROWS |= {f"hopper-2-{name}": ("hopper", 2, tiles) for name, tiles in HOPPER_16BI
 
 @pytest.mark.parametrize(("target", "itemsize", "tiles"), ROWS.values(), ids=ROWS)
 def test_tiles_of_the_table_are_consistent(target, itemsize, tiles):
-    for size in (tiles.block_m, tiles.block_n, tiles.block_k):
-        assert size >= 16
-        assert size & (size - 1) == 0
-    if tiles.tma:  # a tile through a descriptor must be full, so that fewer rows need tiles of their own
-        assert 16 < tiles.few_m <= tiles.block_m
     if target == "hopper":  # 227 KiB of shared memory a multiprocessor, less what Triton needs for barriers
         steps = [(tiles.stages, tiles.block_m + tiles.block_n, tiles.block_k)]
         if tiles.few_m:

@@ -78,6 +78,22 @@ def test_activation_touches_exactly_its_own_rows(watch):
     assert torch.equal(watch.rows(watch.stored, scale[..., None]), own())
 
 
+def test_ragged_activation_touches_exactly_its_own_rows(watch):
+    counts, starts = [5, 0, 9], [11, 30, 0]
+    x = torch.randn(24, 80)
+    q, scale = activate_rows(
+        x,
+        torch.tensor(counts, dtype=torch.int32),
+        starts=torch.tensor(starts, dtype=torch.int32),
+        quantize_to=torch.int8,
+    )
+    mine = torch.zeros(24, dtype=torch.bool)
+    mine[:9] = mine[11:16] = True
+    assert torch.equal(watch.rows(watch.loaded, x), mine)
+    assert torch.equal(watch.rows(watch.stored, q), mine)
+    assert torch.equal(watch.rows(watch.stored, scale[:, None]), mine)
+
+
 def test_combine_reads_routed_slots_only(watch):
     y = torch.randn(12, 40)
     slots = torch.tensor([[3, -1], [-1, -1], [0, 11]], dtype=torch.int32)
@@ -96,3 +112,46 @@ def test_permutation_writes_routed_positions_only(watch):
     watch.loaded.clear()
     plan_permutation(ids, 2, expert_map)
     assert watch.rows(watch.loaded, expert_map[:, None]).all()
+
+
+FAR = 3 << 29  # elements from expert to expert: the third one begins past 2^31
+
+
+def far(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor over memory that the system gives only where it is touched."""
+    last = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    return torch.empty(last + 1, dtype=dtype).as_strided(shape, strides)
+
+
+@pytest.mark.parametrize("tiles", PATHS.values(), ids=PATHS)
+def test_experts_further_apart_than_32_bits_count(tiles):
+    counts = torch.tensor([0, 0, 70], dtype=torch.int32)
+    a, w = far((3, 72, 32), (FAR, 32, 1), torch.int8), far((3, 40, 32), (FAR, 32, 1), torch.int8)
+    out = far((3, 72, 40), (FAR, 48, 1), torch.bfloat16)
+    a[2], w[2] = torch.randint(-2, 3, (72, 32)), torch.randint(-2, 3, (40, 32))
+    expert_gemm(a, w, counts, out=out, tiles=tiles)
+    assert torch.equal(out[2, :70], (a[2, :70].float() @ w[2].float().T).bfloat16())
+
+
+@pytest.mark.parametrize("tiles", PATHS.values(), ids=PATHS)
+def test_rows_further_down_than_32_bits_count(tiles):
+    pitch = 1 << 20
+    a, out = far((3000, 32), (pitch, 1), torch.int8), far((3000, 40), (pitch, 1), torch.bfloat16)
+    a[2900:] = torch.randint(-2, 3, (100, 32))
+    w = torch.randint(-2, 3, (1, 40, 32)).to(torch.int8)
+    counts, starts = torch.tensor([[70], [2925]], dtype=torch.int32)
+    expert_gemm(a, w, counts, starts=starts, out=out, tiles=tiles)
+    assert torch.equal(out[2925:2995], (a[2925:2995].float() @ w[0].float().T).bfloat16())
+
+
+def test_activation_of_rows_further_than_32_bits_count():
+    x = far((3, 4, 64), (FAR, 64, 1), torch.bfloat16)
+    x[2] = torch.randn(4, 64)
+    y, _ = activate_rows(x.as_strided((3, 4, 64), x.stride()), torch.tensor([0, 0, 4], dtype=torch.int32))
+    near, _ = activate_rows(x[2:].clone(), torch.tensor([4], dtype=torch.int32))
+    assert torch.equal(y[2], near[0])
+    ragged = far((3000, 64), (1 << 20, 1), torch.bfloat16)
+    ragged[2990:2994] = x[2]
+    counts, starts = torch.tensor([[4], [2990]], dtype=torch.int32)
+    y, _ = activate_rows(ragged, counts, starts=starts)
+    assert torch.equal(y[2990:2994], near[0])

@@ -56,15 +56,28 @@ def test_each_row_is_scaled_to_its_own_largest_value(counts, columns, seed):
         assert q[own].abs().max() == 127
 
 
-def test_fp8_keeps_what_it_can_hold():
+@pytest.mark.parametrize(("dtype", "largest"), [(torch.float8_e4m3fn, 448.0), (torch.float8_e5m2, 57344.0)], ids=str)
+def test_fp8_keeps_what_it_can_hold(dtype, largest):
     # Values that need no rounding: the interpreter loses the carry of a mantissa that rounds up (a GPU does not).
-    row = torch.tensor([448.0, -16.0, 2.0, 0.5, 0.0, 448.0, -1.25, 24.0])
+    row = torch.tensor([largest, -16.0, 2.0, 0.5, 0.0, largest, -1.25, 24.0])
     x = torch.stack([row * 0.01, row * 3.0])[None]
-    q, scale = activate_rows(
-        x, torch.tensor([2], dtype=torch.int32), activation="none", quantize_to=torch.float8_e4m3fn
-    )
+    q, scale = activate_rows(x, torch.tensor([2], dtype=torch.int32), activation="none", quantize_to=dtype)
     assert torch.equal(q[0].float(), row.expand(2, -1))
     torch.testing.assert_close(scale[0], torch.tensor([0.01, 3.0]))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+@pytest.mark.parametrize("fault", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("column", [0, 33])
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # infinity times 0, on purpose
+def test_a_row_with_a_fault_comes_back_as_nan(dtype, fault, column):
+    """Two chunks of columns, the fault in either. The other rows are not touched by it."""
+    x = torch.randn(1, 3, 40, generator=torch.Generator().manual_seed(1))
+    x[0, 1, column] = fault
+    q, scale = activate_rows(x, torch.tensor([3], dtype=torch.int32), activation="none", quantize_to=dtype)
+    back = q.float() * scale[..., None]
+    assert bool(back[0, 1].isnan().all())
+    assert relative_error(back[0, ::2], x[0, ::2]) < 0.1
 
 
 def test_a_row_of_zeros_stays_zero():
@@ -78,8 +91,8 @@ def test_a_row_of_zeros_stays_zero():
 def test_ragged_rows_keep_their_scale():
     x = torch.full((12, 16), float("nan"))
     x[2:5], x[9:11] = torch.randn(3, 16), torch.randn(2, 16) * 100
-    index = torch.tensor([[2, 3], [9, 2]], dtype=torch.int32)
-    q, scale = activate_rows(x, index[:, 1], starts=index[:, 0], activation="none", quantize_to=torch.int8)
+    starts, counts = torch.tensor([[2, 9], [3, 2]], dtype=torch.int32)
+    q, scale = activate_rows(x, counts, starts=starts, activation="none", quantize_to=torch.int8)
     for rows in (slice(2, 5), slice(9, 11)):
         assert relative_error(q[rows].float() * scale[rows, None], x[rows]) < 1e-2
 
@@ -89,6 +102,17 @@ def test_activate_rows_refuses_what_it_does_not_take():
     for wrong in (torch.ones(1, 2, 4).int(), torch.ones(2, 4), torch.ones(1, 2, 3), torch.ones(1, 2, 8)[:, :, ::2]):
         with pytest.raises(ShapeError):
             activate_rows(wrong, counts)
+    x = torch.ones(2, 3, 4)
+    pairs = torch.tensor([[1, 9], [2, 9]], dtype=torch.int32)
+    for wrong in (pairs[:, 0], pairs[0].long(), pairs, torch.ones(3, dtype=torch.int32), pairs[0].to("meta")):
+        with pytest.raises(ShapeError, match="counts"):
+            activate_rows(x, wrong)
+    for wrong in (pairs[:, 0], pairs[0].long(), torch.ones(3, dtype=torch.int32), pairs[0].to("meta")):
+        with pytest.raises(ShapeError, match="starts"):
+            activate_rows(x[0], pairs[0], starts=wrong)
+    for dtype in (torch.float64, torch.float8_e4m3fn):
+        with pytest.raises(ShapeError, match="x = "):
+            activate_rows(x.to(dtype), pairs[0])
     with pytest.raises(ShapeError, match="quantize_to"):
         activate_rows(torch.ones(1, 2, 4), counts, quantize_to=torch.int32)
 

@@ -121,6 +121,15 @@ def test_a_quantised_payload_meets_quantised_weights():
         BATCHED.apply_batched(payload.to(torch.float8_e4m3fn), case.counts, scaled, scales=scales)
 
 
+def test_counts_with_gaps_are_refused():
+    """Kernels read them one after another, so that gaps would give other experts' counts."""
+    case = batched_case([2, 3], 4, 24, 40)
+    counts = torch.stack([case.counts, torch.full((2,), 4, dtype=torch.int32)], 1)[:, 0]
+    for weights in (case.weights, ScaledExpertWeights.quantize(case.weights)):
+        with pytest.raises(ShapeError, match=r"counts.stride\(0\)"):
+            BATCHED.apply_batched(case.hidden, counts, weights)
+
+
 def test_wrong_combinations_are_refused():
     case = batched_case([2], 2, 16, 8)
     with pytest.raises(InvalidValueError, match="activation"):
