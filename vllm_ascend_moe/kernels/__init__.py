@@ -17,7 +17,8 @@
     cached_launch  launches without the search for the compiled kernel
 
 Nothing here synchronises with the host but tune: token counts stay on the device. Triton launches on the current
-device, so operands on another one are refused (InvalidValueError).
+device and trusts addresses, so operands on another one are refused (InvalidValueError), and so are operands on several
+(ShapeError, which names the one).
 """
 
 from __future__ import annotations

@@ -7,8 +7,10 @@ import triton
 
 from vllm_ascend_moe.errors import ShapeError
 from vllm_ascend_moe.kernels.rows import combine_kernel
-from vllm_ascend_moe.kernels.targets import processors, target_of
+from vllm_ascend_moe.kernels.targets import processors, same_device, summary, target_of
 from vllm_ascend_moe.kernels.tiles import row_tiles_for
+
+SUMMED = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def combine(
@@ -20,27 +22,30 @@ def combine(
         y: [slots, H] or [E_l, rows, H] (slot = expert * rows + row), rows contiguous; bf16, fp16 or fp32.
         slots: int32 [T, K], or -1: adds exactly 0.
         weights: fp32 [T, K], or None: all 1.
-        out: [T, H], a row is contiguous; None: a new tensor of y's dtype.
+        out: [T, H], bf16, fp16 or fp32, a row is contiguous; None: a new tensor of y's dtype.
 
     Returns:
         ``out``.
 
     Raises:
-        ShapeError: shapes, strides or dtypes that do not fit.
+        ShapeError: shapes, strides, dtypes or devices that do not fit. InvalidValueError, UnsupportedError: see
+        ``target_of``.
     """
     flat = y.flatten(0, -2) if y.dim() == 3 else y
-    if flat.dim() != 2 or (flat.stride(-1) != 1 and flat.shape[-1] > 1):
-        raise ShapeError("y", list(y.shape), "[slots, H] or [E_l, rows, H] with contiguous rows", "Reshape it.")
+    if flat.dim() != 2 or flat.dtype not in SUMMED or (flat.stride(-1) != 1 and flat.shape[-1] > 1):
+        limit = "bf16, fp16 or fp32 [slots, H] or [E_l, rows, H] with contiguous rows"
+        raise ShapeError("y", summary(y), limit, "Reshape or convert it.")
     if slots.dim() != 2 or slots.dtype != torch.int32 or (slots.shape[1] > 1 and slots.stride(1) != 1):
-        raise ShapeError("slots", f"{slots.dtype} {list(slots.shape)}", "int32 [T, K]", "Convert it.")
+        raise ShapeError("slots", summary(slots), "int32 [T, K], last stride 1", "Convert it.")
     if weights is not None and (weights.shape != slots.shape or weights.dtype != torch.float32):
-        shape = list(slots.shape)
-        raise ShapeError("weights", f"{weights.dtype} {list(weights.shape)}", f"float32 {shape}", "Convert it.")
+        raise ShapeError("weights", summary(weights), f"float32 {list(slots.shape)}", "Convert it.")
     tokens, hidden = slots.shape[0], flat.shape[1]
     if out is None:
         out = flat.new_empty((tokens, hidden))
-    if out.shape != (tokens, hidden) or (hidden > 1 and out.stride(1) != 1):
-        raise ShapeError("out", list(out.shape), f"[{tokens}, {hidden}], last stride 1", "Pass such a tensor.")
+    if out.shape != (tokens, hidden) or out.dtype not in SUMMED or (hidden > 1 and out.stride(1) != 1):
+        limit = f"bf16, fp16 or fp32 [{tokens}, {hidden}], last stride 1"
+        raise ShapeError("out", summary(out), limit, "Pass such a tensor.")
+    same_device(y, slots=slots, weights=weights, out=out)
     if tokens == 0 or hidden == 0:
         return out
     if weights is not None and weights.stride(1) != 1:

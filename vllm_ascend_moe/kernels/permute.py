@@ -12,10 +12,16 @@ from dataclasses import dataclass
 import torch
 import triton
 
-from vllm_ascend_moe.errors import ShapeError
+from vllm_ascend_moe.errors import InvalidValueError, ShapeError
 from vllm_ascend_moe.kernels.rows import count_kernel, position_kernel, scatter_rows_kernel
-from vllm_ascend_moe.kernels.targets import processors, target_of
+from vllm_ascend_moe.kernels.targets import processors, same_device, summary, target_of
 from vllm_ascend_moe.kernels.tiles import row_tiles_for
+
+# Choices times experts of a block, which are a tile of its program, at most. Ascend's UB does not hold twice as many.
+_SORT_TILE = {"hopper": 1 << 16, "cuda": 1 << 16, "ascend": 1 << 14, "interpreter": 1 << 14}
+
+
+_INDICES = (torch.int32, torch.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,31 +39,33 @@ def plan_permutation(topk_ids: torch.Tensor, num_local: int, expert_map: torch.T
     Args:
         topk_ids: int32 or int64 [rows, K], global ids (local ones without ``expert_map``).
         num_local: E_l.
-        expert_map: int32 or int64 [E], global id -> local expert or -1.
+        expert_map: int32 or int64 [E], contiguous, global id -> local expert or -1.
 
     Returns:
         The permutation. Ids that are out of range, not routed or another rank's have position -1.
 
     Raises:
-        ShapeError: dtypes or shapes that do not fit.
+        ShapeError: dtypes, shapes, strides or devices that do not fit. InvalidValueError: num_local is negative, or
+        rows * K is more than int32 counts. InvalidValueError, UnsupportedError: see ``target_of``.
     """
-    if topk_ids.dim() != 2 or topk_ids.dtype not in (torch.int32, torch.int64):
-        raise ShapeError(
-            "topk_ids", f"{topk_ids.dtype} {list(topk_ids.shape)}", "int32 or int64 [rows, K]", "Convert it."
-        )
-    if expert_map is not None and (expert_map.dim() != 1 or expert_map.dtype not in (torch.int32, torch.int64)):
-        raise ShapeError("expert_map", f"{expert_map.dtype} {list(expert_map.shape)}", "int32 [E]", "Convert it.")
+    if topk_ids.dim() != 2 or topk_ids.dtype not in _INDICES:
+        raise ShapeError("topk_ids", summary(topk_ids), "int32 or int64 [rows, K]", "Convert it.")
+    if expert_map is not None:
+        if expert_map.dim() != 1 or expert_map.dtype not in _INDICES or not expert_map.is_contiguous():
+            raise ShapeError("expert_map", summary(expert_map), "int32 or int64 [E], contiguous", "Convert it.")
+        same_device(topk_ids, expert_map=expert_map)
+    if num_local < 0:
+        raise InvalidValueError("num_local", num_local, "0 or more", "Pass how many experts are on this rank.")
+    if (choices := topk_ids.numel()) >= 1 << 31:
+        limit = "less than 2^31, since positions are int32"
+        raise InvalidValueError("rows * K", choices, limit, "Send fewer tokens at a time.")
     ids = topk_ids.contiguous()
-    choices = ids.numel()
     counts, starts = ids.new_zeros((2, num_local), dtype=torch.int32).unbind()
     positions = torch.empty_like(ids, dtype=torch.int32)
     if choices == 0 or num_local == 0:
         return Permutation(positions=positions.fill_(-1), counts=counts, starts=starts)
     num_ids = num_local if expert_map is None else expert_map.numel()
-    sizes = {
-        "BLOCK": row_tiles_for(target_of(ids.device)).choices,
-        "E_BLOCK": max(16, triton.next_power_of_2(num_local)),
-    }
+    sizes = sort_block(num_local, target_of(ids.device))
     blocks = triton.cdiv(choices, sizes["BLOCK"])
     block_counts = None
     if blocks > 1:
@@ -69,25 +77,30 @@ def plan_permutation(topk_ids: torch.Tensor, num_local: int, expert_map: torch.T
     return Permutation(positions=positions, counts=counts, starts=starts)
 
 
+def sort_block(num_local: int, target: str) -> dict[str, int]:
+    """The choices and the experts of a block of the sort, as its kernels name them."""
+    experts = max(16, triton.next_power_of_2(num_local))
+    return {"BLOCK": max(1, min(row_tiles_for(target).choices, _SORT_TILE[target] // experts)), "E_BLOCK": experts}
+
+
 def permute_rows(
     x: torch.Tensor, permutation: Permutation, scale: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Copies rows into expert order.
 
     Args:
-        x: [rows, H], a row is contiguous; any dtype. scale: fp32 [rows], moved along.
+        x: [rows, H], a row is contiguous; any dtype. scale: fp32 [rows], contiguous, moved along.
 
     Returns:
         [rows * K, H], of which only the rows of the permutation are written, and the scales [rows * K] or None.
 
     Raises:
-        ShapeError: x has another number of rows than the permutation, or strided rows.
+        ShapeError: x or scale has another number of rows than the permutation, gaps, or another device; scale another
+        dtype. InvalidValueError, UnsupportedError: see ``target_of``.
     """
-    rows, topk = permutation.positions.shape
-    if x.dim() != 2 or x.shape[0] != rows or (x.shape[1] > 1 and x.stride(1) != 1):
-        raise ShapeError("x", f"{list(x.shape)}, strides {list(x.stride())}", f"[{rows}, H], last stride 1", "Copy it.")
-    out = x.new_empty((rows * topk, x.shape[1]))
-    out_scale = None if scale is None else scale.new_empty(rows * topk)
+    choices = permutation.positions.numel()
+    out = x.new_empty((choices, *x.shape[1:]))
+    out_scale = None if scale is None else scale.new_empty(choices)
     scatter_rows(x, permutation.positions, out, scale, out_scale)
     return out, out_scale
 
@@ -103,17 +116,26 @@ def scatter_rows(
 
     Args:
         x: [rows, H] and out: [any, H], of one dtype, a row is contiguous; positions: int32 [rows, K], contiguous.
-        scale: fp32 [rows], moved to ``out_scale``.
+        scale: fp32 [rows], moved to ``out_scale``, fp32 [rows of out], both contiguous; or neither.
 
     Raises:
-        ShapeError: shapes, strides or dtypes that do not fit.
+        ShapeError: shapes, strides, dtypes or devices that do not fit. InvalidValueError, UnsupportedError: see
+        ``target_of``.
     """
-    (rows, topk), hidden = positions.shape, x.shape[1]
-    strided = hidden > 1 and (x.stride(1) != 1 or out.stride(1) != 1)
-    if x.shape[0] != rows or out.shape[1] != hidden or out.dtype != x.dtype or strided:
-        raise ShapeError("out", f"{out.dtype} {list(out.shape)}", f"{x.dtype} [any, {hidden}], as x", "Pass such rows.")
-    if positions.dtype != torch.int32 or not positions.is_contiguous():
-        raise ShapeError("positions", positions.dtype, "int32, contiguous", "Convert it.")
+    if positions.dim() != 2 or positions.dtype != torch.int32 or not positions.is_contiguous():
+        raise ShapeError("positions", summary(positions), "int32 [rows, K], contiguous", "Convert it.")
+    rows, topk = positions.shape
+    if x.dim() != 2 or x.shape[0] != rows or (x.shape[1] > 1 and x.stride(1) != 1):
+        raise ShapeError("x", summary(x), f"[{rows}, H], last stride 1", "Copy it.")
+    hidden = x.shape[1]
+    if out.dim() != 2 or out.shape[1] != hidden or out.dtype != x.dtype or (hidden > 1 and out.stride(1) != 1):
+        raise ShapeError("out", summary(out), f"{x.dtype} [any, {hidden}], last stride 1", "Pass such rows.")
+    _check_scale("scale", scale, rows)
+    _check_scale("out_scale", out_scale, out.shape[0])
+    if (scale is None) != (out_scale is None):
+        given = "scale" if out_scale is None else "out_scale"
+        raise ShapeError("scale", f"{given} alone", "None, or given with out_scale", "Pass both or neither.")
+    same_device(x, positions=positions, out=out, scale=scale, out_scale=out_scale)
     if x.numel() == 0 or out.numel() == 0:
         return
     tiles = row_tiles_for(target_of(x.device))
@@ -131,3 +153,10 @@ def scatter_rows(
         TOPK=topk,
         COLUMNS=tiles.columns,
     )
+
+
+def _check_scale(name: str, scale: torch.Tensor | None, rows: int) -> None:
+    if scale is None:
+        return
+    if scale.shape != (rows,) or scale.dtype != torch.float32 or not scale.is_contiguous():
+        raise ShapeError(name, summary(scale), f"float32 [{rows}], contiguous", "Reshape or convert it.")

@@ -16,7 +16,8 @@ import triton.language as tl
 @triton.jit
 def _entry(ids, token, live, k, num_experts, stride, stride_k):
     """id + 1 of each token's k-th choice; 0 or E + 1 where it is outside [0, E)."""
-    chosen = tl.load(ids + token.to(tl.int64) * stride + k * stride_k, mask=live, other=-1)
+    column = (tl.zeros([], tl.int64) + k) * stride_k
+    chosen = tl.load(ids + token.to(tl.int64) * stride + column, mask=live, other=-1)
     chosen = tl.where(chosen < 0, -1, chosen)
     return tl.where(chosen > num_experts, num_experts, chosen) + 1
 

@@ -16,11 +16,12 @@ import torch
 import triton
 import triton.language as tl
 
-from vllm_ascend_moe.errors import ShapeError
+from vllm_ascend_moe.errors import InvalidValueError, ShapeError
 from vllm_ascend_moe.kernels.cached_launch import aligned, launch
+from vllm_ascend_moe.kernels.combine import SUMMED
 from vllm_ascend_moe.kernels.rows import combine_kernel
 from vllm_ascend_moe.kernels.sent_row_kernels import look_up_kernel, pack_rows_kernel, row_count_kernel, row_plan_kernel
-from vllm_ascend_moe.kernels.targets import processors, target_of
+from vllm_ascend_moe.kernels.targets import processors, same_device, summary, target_of
 from vllm_ascend_moe.kernels.tiles import COPY_LANES, PLAN_TILE, row_tiles_for
 
 _ID_DTYPES = (torch.int32, torch.int64)
@@ -31,6 +32,7 @@ _SELF_COUNTED = 4
 _BLOCKS = 128  # programs of the plan, at most
 _UNROLLED = 8  # choices of a token that are looked up at a time, at most
 _LOOK_UP = 1024  # ids of a tile
+_LAID_OUT = "Use RowFormat, which lays rows out."
 _WORDS = {4: (torch.int32, tl.int32), 2: (torch.int16, tl.int16), 1: (torch.int8, tl.int8)}
 
 
@@ -71,7 +73,7 @@ def plan_rows(
     Args:
         topk_ids: int32 or int64 [T, K], any values, any strides.
         owners: int32 [E + 2], contiguous: the rank of expert e at e + 1; R where it is on none, and at both ends.
-        ep_size: R. code: added to every count.
+        ep_size: R, 1 or more. code: added to every count.
 
     Returns:
         entries [T, K] in the ids' dtype, id + 1, or 0 or E + 1 for one outside [0, E); codes int64 [2, R], the rows
@@ -79,13 +81,20 @@ def plan_rows(
         token in the order of ranks, then -1.
 
     Raises:
-        ShapeError: operands of another shape or dtype.
+        ShapeError: operands of another shape, dtype or device. InvalidValueError: ep_size is less than 1, or T * K is
+        more than int32 counts. InvalidValueError, UnsupportedError: see ``target_of``.
     """
     if topk_ids.dim() != 2 or topk_ids.dtype not in _ID_DTYPES:
-        raise ShapeError("topk_ids", f"{topk_ids.dtype} {list(topk_ids.shape)}", "int32 or int64 [T, K]", "Convert it.")
-    if owners.dim() != 1 or owners.dtype != torch.int32 or not owners.is_contiguous():
-        raise ShapeError("owners", f"{owners.dtype} {list(owners.shape)}", "int32 [E + 2]", "Use owner_table().")
+        raise ShapeError("topk_ids", summary(topk_ids), "int32 or int64 [T, K]", "Convert it.")
+    if owners.dim() != 1 or owners.dtype != torch.int32 or owners.shape[0] < 2 or not owners.is_contiguous():
+        raise ShapeError("owners", summary(owners), "int32 [E + 2], contiguous", "Use owner_table().")
+    same_device(topk_ids, owners=owners)
+    if ep_size < 1:
+        raise InvalidValueError("ep_size", ep_size, "1 or more", "Pass the number of ranks.")
     (tokens, topk), device = topk_ids.shape, topk_ids.device
+    if tokens * topk >= 1 << 31:
+        limit = "less than 2^31, since rows are numbered in int32"
+        raise InvalidValueError("T * K", tokens * topk, limit, "Send fewer tokens at a time.")
     width, num_experts = min(topk, ep_size), owners.shape[0] - 2
     entries = torch.empty((tokens, topk), dtype=topk_ids.dtype, device=device)
     slots = torch.empty((tokens, width), dtype=torch.int32, device=device)
@@ -142,22 +151,27 @@ def pack_rows(
 
     Args:
         columns: three or four tensors [T, ...], of any dtypes; rows may be strided.
-        starts: the first byte of each in a row, 0 of the first. row_bytes: of a row, a multiple of 16.
+        starts: the first byte of each in a row, 0 of the first; columns do not overlap.
+        row_bytes: of a row, a multiple of 16, with room for the last column.
         slots: int32 [T, W], contiguous, each below ``rows``.
 
     Returns:
         uint8 [rows, row_bytes]; rows that no slot names, and bytes between columns, hold anything.
 
     Raises:
-        ShapeError: another number of columns, or columns or slots of another shape or dtype.
+        ShapeError: another number of columns, or columns or slots of another shape, dtype or device. InvalidValueError:
+        starts or row_bytes that are not those of such columns. InvalidValueError, UnsupportedError: see ``target_of``.
     """
-    tokens = slots.shape[0]
+    if slots.dim() != 2 or slots.dtype != torch.int32 or not slots.is_contiguous():
+        raise ShapeError("slots", summary(slots), "int32 [T, W], contiguous", "Convert it.")
+    tokens, device = slots.shape[0], slots.device
     if not 3 <= len(columns) <= 4 or any(x.shape[:1] != (tokens,) for x in columns):
         shapes = [list(x.shape) for x in columns]
         raise ShapeError("columns", shapes, f"3 or 4 tensors [{tokens}, ...]", "Pass one row per token.")
-    if slots.dim() != 2 or slots.dtype != torch.int32 or not slots.is_contiguous():
-        raise ShapeError("slots", f"{slots.dtype} {list(slots.shape)}", "int32 [T, W], contiguous", "Convert it.")
-    device = slots.device
+    if len(starts) != len(columns):
+        raise InvalidValueError("starts", list(starts), f"{len(columns)} numbers, one a column", _LAID_OUT)
+    if any(x.device != device for x in columns):
+        same_device(slots, **{f"columns[{number}]": x for number, x in enumerate(columns)})
     wire = torch.empty((rows, row_bytes), dtype=torch.uint8, device=device)
     if tokens == 0 or rows == 0:
         return wire
@@ -175,6 +189,19 @@ def pack_rows(
     scales = given[3] if len(given) == 4 else None
     launch(pack_rows_kernel, programs, key, (*given[:3], scales, slots, words, tokens, *constants))
     return wire
+
+
+def _check_places(places: Sequence[_Column], word: int, row_bytes: int) -> None:
+    """Raises InvalidValueError unless the columns follow each other in a row, from its first byte on, and end in it."""
+    if row_bytes < 0 or row_bytes % 16:
+        raise InvalidValueError("row_bytes", row_bytes, "a multiple of 16", _LAID_OUT)
+    if places[0].start != 0:
+        raise InvalidValueError("starts[0]", places[0].start * word, "0", _LAID_OUT)
+    limits = [*[place.start * word for place in places[1:]], row_bytes]
+    for number, (place, limit) in enumerate(zip(places, limits, strict=True)):
+        if (place.start + place.words) * word > limit:
+            latest = f"at most {limit - place.words * word}, since the next column or row begins at byte {limit}"
+            raise InvalidValueError(f"starts[{number}]", place.start * word, latest, _LAID_OUT)
 
 
 def _has_dense_rows(x: torch.Tensor) -> bool:
@@ -200,6 +227,7 @@ def _pack_constants(
     places: tuple[_Column, ...], word: int, row_bytes: int, width: int, lanes: int
 ) -> tuple[int, tuple[Any, ...]]:
     """Pieces of a token's first column, and the constants of pack_rows_kernel, in order."""
+    _check_places(places, word, row_bytes)
     first, *others = places
     chunks = max(1, triton.cdiv(first.words, lanes))
     constants: list[Any] = [_WORDS[word][1], width, row_bytes // word, chunks, lanes, first.words, first.stride]
@@ -215,15 +243,17 @@ def look_up(index: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """``table[index]`` [rows, K], contiguous, and -1 for an index outside the table.
 
     Args:
-        index: int32 or int64 [rows, K]; rows may be strided. table: contiguous, of the same dtype.
+        index: int32 or int64 [rows, K]; rows may be strided. table: [any], contiguous, of the same dtype.
 
     Raises:
-        ShapeError: operands of another shape or dtype.
+        ShapeError: operands of another shape, dtype or device. InvalidValueError, UnsupportedError: see ``target_of``.
     """
+    if index.dim() != 2 or index.dtype not in _ID_DTYPES or (index.shape[1] > 1 and index.stride(1) != 1):
+        raise ShapeError("index", summary(index), "int32 or int64 [rows, K], last stride 1", "Convert it.")
+    if table.dim() != 1 or table.dtype != index.dtype or not table.is_contiguous():
+        raise ShapeError("table", summary(table), f"{index.dtype} [any], contiguous, as the index", "Convert it.")
+    same_device(index, table=table)
     (rows, topk), device = index.shape, index.device
-    if index.dtype not in _ID_DTYPES or table.dtype != index.dtype or (topk > 1 and index.stride(1) != 1):
-        given = f"{index.dtype} {list(index.shape)}, strides {list(index.stride())}, table {table.dtype}"
-        raise ShapeError("index", given, "int32 or int64 [rows, K], last stride 1, as the table", "Convert it.")
     out = torch.empty((rows, topk), dtype=index.dtype, device=device)
     if rows == 0 or topk == 0:
         return out
@@ -245,7 +275,16 @@ def sum_rows(y: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
 
     Returns:
         [T, H] in the dtype of y.
+
+    Raises:
+        ShapeError: operands of another shape, dtype or device, or with gaps. InvalidValueError, UnsupportedError: see
+        ``target_of``.
     """
+    if y.dim() != 2 or y.dtype not in SUMMED or not y.is_contiguous():
+        raise ShapeError("y", summary(y), "bf16, fp16 or fp32 [rows, H], contiguous", "Convert it.")
+    if slots.dim() != 2 or slots.dtype != torch.int32 or not slots.is_contiguous():
+        raise ShapeError("slots", summary(slots), "int32 [T, W], contiguous", "Convert it.")
+    same_device(y, slots=slots)
     (tokens, width), hidden, device = slots.shape, y.shape[1], y.device
     out = torch.empty((tokens, hidden), dtype=y.dtype, device=device)
     if y.shape[0] == 0 or out.numel() == 0:

@@ -7,9 +7,9 @@ from __future__ import annotations
 import torch
 import triton
 
-from vllm_ascend_moe.errors import ShapeError
+from vllm_ascend_moe.errors import InvalidValueError, ShapeError
 from vllm_ascend_moe.kernels.slot_kernels import slot_count_kernel, slot_kernel
-from vllm_ascend_moe.kernels.targets import target_of
+from vllm_ascend_moe.kernels.targets import same_device, summary, target_of
 
 _BLOCK = 2048  # rows times experts of a block, at most (16 rows at least)
 
@@ -25,13 +25,19 @@ def plan_slots(topk_ids: torch.Tensor, expert_map: torch.Tensor, num_local: int)
         int32 [rows, K] slots, -1 where the choice is not for this rank; int32 [E_l] rows of each expert.
 
     Raises:
-        ShapeError: operands of another shape or dtype. InvalidValueError, UnsupportedError: see ``target_of``.
+        ShapeError: operands of another shape, dtype or device. InvalidValueError: num_local is negative, or slots do
+        not fit int32. InvalidValueError, UnsupportedError: see ``target_of``.
     """
     if topk_ids.dim() != 2 or topk_ids.dtype not in (torch.int32, torch.int64) or topk_ids.stride(1) != 1:
-        shape = f"{topk_ids.dtype} {list(topk_ids.shape)}, strides {list(topk_ids.stride())}"
-        raise ShapeError("topk_ids", shape, "int32 or int64 [rows, K], last stride 1", "Convert it.")
+        raise ShapeError("topk_ids", summary(topk_ids), "int32 or int64 [rows, K], last stride 1", "Convert it.")
     if expert_map.dim() != 1 or expert_map.dtype != torch.int32 or not expert_map.is_contiguous():
-        raise ShapeError("expert_map", f"{expert_map.dtype} {list(expert_map.shape)}", "int32 [E]", "Convert it.")
+        raise ShapeError("expert_map", summary(expert_map), "int32 [E], contiguous", "Convert it.")
+    same_device(topk_ids, expert_map=expert_map)
+    if num_local < 0:
+        raise InvalidValueError("num_local", num_local, "0 or more", "Pass how many experts are on this rank.")
+    if max(num_local, topk_ids.shape[1]) * topk_ids.shape[0] >= 1 << 31:
+        limit = f"less than 2^31 times {num_local} experts or {topk_ids.shape[1]} choices, since slots are int32"
+        raise InvalidValueError("rows", topk_ids.shape[0], limit, "Send fewer tokens at a time.")
     target_of(topk_ids.device)  # the tiles are the same everywhere, where Triton runs at all
     rows, topk = topk_ids.shape
     slots = torch.empty((rows, topk), dtype=torch.int32, device=topk_ids.device)
