@@ -5,6 +5,7 @@ activations, dtypes, both formats. Says nothing about speed, except that unroute
 """
 
 import math
+import re
 
 import pytest
 import torch
@@ -274,6 +275,27 @@ def test_batched_scales_multiply_their_own_rows():
     plain = ReferenceExperts().apply_batched(quantised.float() * scales[..., None], counts, weights)
     assert out.dtype == torch.bfloat16
     assert_close(out, plain)
+
+
+BATCH = {"hidden": torch.zeros(2, 3, H), "expert_num_tokens": torch.tensor([1, 3])}
+CONTRADICTIONS = {
+    "hidden.shape": {"hidden": torch.zeros(3, 3, H)},
+    "expert_num_tokens": {"expert_num_tokens": torch.tensor([1])},  # the second expert's rows would be left out
+    "expert_num_tokens[1]": {"expert_num_tokens": torch.tensor([1, 4])},
+    "expert_num_tokens[0]": {"expert_num_tokens": torch.tensor([-1, 3])},
+    "scales.shape": {"hidden": torch.zeros(2, 3, H, dtype=torch.int8), "scales": torch.ones(2, 2)},
+}
+
+
+@pytest.mark.parametrize("field", CONTRADICTIONS)
+@pytest.mark.parametrize(
+    "experts", [ReferenceExperts(), TorchExperts(), NativeExperts()], ids=lambda e: type(e).__name__
+)
+def test_batched_operands_that_contradict_each_other_are_refused(field, experts):
+    weights = data.expert_weights(5, range(2), H, N)
+    native_value = isinstance(experts, NativeExperts) and field.endswith("]")  # found in C++
+    with pytest.raises(ValueError if native_value else InvalidValueError, match=re.escape(field)):
+        experts.apply_batched(**{**BATCH, **CONTRADICTIONS[field]}, weights=weights)
 
 
 def test_weights_are_keyword_only_and_frozen():

@@ -12,7 +12,7 @@ import torch
 from vllm_ascend_moe.errors import InvalidValueError, ShapeError
 from vllm_ascend_moe.experts.activation import check_activation, is_gated
 from vllm_ascend_moe.experts.base import ExpertWeights
-from vllm_ascend_moe.experts.checks import check_routing
+from vllm_ascend_moe.experts.checks import check_batched, check_routing
 from vllm_ascend_moe.experts.torch_form import TorchExperts, dequantize_rows
 from vllm_ascend_moe.ops.extension import native_available
 
@@ -133,9 +133,11 @@ class NativeExperts:
         """See :class:`~vllm_ascend_moe.experts.base.BatchedExperts`. Rows past the count keep what ``out`` held.
 
         Raises:
-            InvalidValueError: an unknown activation.
+            InvalidValueError: an unknown activation, or counts below 0 or above the rows (from the native kernel a
+            ValueError).
             ShapeError: shapes that do not fit together.
         """
+        check_batched(hidden, expert_num_tokens, scales, weights.w13.shape[0])
         if scales is not None:
             hidden = dequantize_rows(hidden, expert_num_tokens, scales, weights.w13.dtype)
         _check(hidden, weights, activation)

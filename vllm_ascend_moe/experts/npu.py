@@ -21,9 +21,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from vllm_ascend_moe.errors import ShapeError
 from vllm_ascend_moe.experts.activation import activate
 from vllm_ascend_moe.experts.base import ExpertWeights
-from vllm_ascend_moe.experts.checks import check_routing
+from vllm_ascend_moe.experts.checks import check_batched, check_routing
 from vllm_ascend_moe.experts.npu_checks import check_shapes, result_dtype
 from vllm_ascend_moe.experts.scaled import ScaledExpertWeights
 from vllm_ascend_moe.ops.npu import npu_operator, token_unpermute_operator
@@ -85,6 +86,9 @@ class NpuExperts:
             ShapeError, DtypeError: operands that do not fit. InvalidValueError: an unknown activation.
         """
         check_routing(hidden, topk_weights, topk_ids)
+        if scales is not None and scales.shape != hidden.shape[:1]:
+            wanted = f"[{hidden.shape[0]}], one for each row of hidden"
+            raise ShapeError("scales.shape", list(scales.shape), wanted, "Pass one scale for each row.")
         num_local = weights.w13.shape[0]
         slots = _slots(topk_ids, expert_map, num_local)
         nowhere = slots == num_local
@@ -111,6 +115,7 @@ class NpuExperts:
         Raises:
             As :meth:`apply`.
         """
+        check_batched(hidden, expert_num_tokens, scales, weights.w13.shape[0])
         num_local, rows, hidden_size = hidden.shape
         experts = torch.arange(num_local, dtype=torch.int32, device=hidden.device)[:, None]
         used = torch.arange(rows, device=hidden.device) < expert_num_tokens[:, None]

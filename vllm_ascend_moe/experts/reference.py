@@ -6,7 +6,7 @@ import torch
 
 from vllm_ascend_moe.experts.activation import activate
 from vllm_ascend_moe.experts.base import ExpertWeights
-from vllm_ascend_moe.experts.checks import check_routing
+from vllm_ascend_moe.experts.checks import check_batched, check_routing, counts_on_host
 
 
 def local_slots(topk_ids: torch.Tensor, expert_map: torch.Tensor | None, num_local: int) -> torch.Tensor:
@@ -82,12 +82,17 @@ class ReferenceExperts:
         scales: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """See :class:`~vllm_ascend_moe.experts.base.BatchedExperts`; rows past the count keep what ``out`` held."""
+        """See :class:`~vllm_ascend_moe.experts.base.BatchedExperts`; rows past the count keep what ``out`` held.
+
+        Raises:
+            ShapeError: shapes that do not fit together. InvalidValueError: counts below 0 or above the rows.
+        """
+        check_batched(hidden, expert_num_tokens, scales, weights.w13.shape[0])
         if out is None:
             dtype = weights.w13.dtype if scales is not None else hidden.dtype
             out = torch.full(hidden.shape, float("nan"), dtype=dtype, device=hidden.device)
         wide = torch.promote_types(out.dtype, torch.float32)
-        for expert, count in enumerate(expert_num_tokens.tolist()):
+        for expert, count in enumerate(counts_on_host(expert_num_tokens, hidden.shape[1])):
             x = hidden[expert, :count].to(wide)
             if scales is not None:
                 x = x * scales[expert, :count, None].to(wide)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from vllm_ascend_moe.experts.base import ExpertWeights
-from vllm_ascend_moe.experts.checks import check_routing
+from vllm_ascend_moe.experts.checks import check_batched, check_routing, counts_on_host
 from vllm_ascend_moe.experts.reference import expert_mlp, local_slots
 
 
@@ -57,12 +57,17 @@ class TorchExperts:
         scales: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """See :class:`~vllm_ascend_moe.experts.base.BatchedExperts`. Rows past the count keep what ``out`` held."""
+        """See :class:`~vllm_ascend_moe.experts.base.BatchedExperts`. Rows past the count keep what ``out`` held.
+
+        Raises:
+            ShapeError: shapes that do not fit together. InvalidValueError: counts below 0 or above the rows.
+        """
+        check_batched(hidden, expert_num_tokens, scales, weights.w13.shape[0])
         if scales is not None:
             hidden = dequantize_rows(hidden, expert_num_tokens, scales, weights.w13.dtype)
         if out is None:
             out = torch.empty(hidden.shape, dtype=hidden.dtype, device=hidden.device)
-        for expert, count in enumerate(expert_num_tokens.tolist()):
+        for expert, count in enumerate(counts_on_host(expert_num_tokens, hidden.shape[1])):
             if count:
                 out[expert, :count] = expert_mlp(hidden[expert, :count], weights, expert, activation).to(out.dtype)
         return out
@@ -77,6 +82,6 @@ def dequantize_rows(
         hidden: [E_l, rows, H]; scales: fp32 [E_l, rows]; expert_num_tokens: [E_l], read on the host.
     """
     wide = torch.empty(hidden.shape, dtype=dtype, device=hidden.device)
-    for expert, count in enumerate(expert_num_tokens.tolist()):
+    for expert, count in enumerate(counts_on_host(expert_num_tokens, hidden.shape[1])):
         wide[expert, :count] = hidden[expert, :count].to(torch.float32) * scales[expert, :count, None]
     return wide

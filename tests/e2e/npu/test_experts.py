@@ -236,6 +236,24 @@ def test_refused(name):
         rows.on_npu(weights, **options)
 
 
+@pytest.mark.parametrize("counts", [torch.ones(1).int(), torch.ones(4).int(), torch.ones(3)], ids=["1", "4", "float"])
+def test_batched_counts_of_other_experts_are_refused(counts):
+    """One number would hold for all experts, by torch's rules."""
+    weights = npu(weights_of(torch.bfloat16))
+    with pytest.raises(ShapeError, match=r"expert_num_tokens"):
+        NpuExperts().apply_batched(torch.zeros(3, 9, H).bfloat16().npu(), counts.npu(), weights)
+
+
+def test_scales_of_other_rows_are_refused():
+    weights, rows = npu(weights_of(torch.bfloat16)), Rows(1, torch.bfloat16)
+    given = [x.npu() for x in (rows.hidden.nan_to_num().to(torch.int8), rows.weights, rows.ids)]
+    with pytest.raises(ShapeError, match=r"scales.shape"):
+        NpuExperts().apply(*given, weights, expert_map=rows.map.npu(), scales=torch.ones(1).npu())
+    batch = torch.zeros(3, 9, H, dtype=torch.int8).npu()
+    with pytest.raises(ShapeError, match=r"scales.shape"):
+        NpuExperts().apply_batched(batch, torch.ones(3).int().npu(), weights, scales=torch.ones(9, 3).npu())
+
+
 def test_ids_of_other_rows_are_refused():
     rows = Rows(1, torch.float32)
     rows.ids = rows.ids[1:]
