@@ -15,11 +15,7 @@ import triton
 from vllm_ascend_moe.errors import InvalidValueError, ShapeError
 from vllm_ascend_moe.kernels.rows import count_kernel, position_kernel, scatter_rows_kernel
 from vllm_ascend_moe.kernels.targets import processors, same_device, summary, target_of
-from vllm_ascend_moe.kernels.tiles import row_tiles_for
-
-# Choices times experts of a block, which are a tile of its program, at most. Ascend's UB does not hold twice as many.
-_SORT_TILE = {"hopper": 1 << 16, "cuda": 1 << 16, "ascend": 1 << 14, "interpreter": 1 << 14}
-
+from vllm_ascend_moe.kernels.tiles import row_tiles_for, sort_block
 
 _INDICES = (torch.int32, torch.int64)
 
@@ -75,12 +71,6 @@ def plan_permutation(topk_ids: torch.Tensor, num_local: int, expert_map: torch.T
         ids, expert_map, block_counts, positions, counts, starts, choices, num_ids, num_local, blocks, **sizes
     )
     return Permutation(positions=positions, counts=counts, starts=starts)
-
-
-def sort_block(num_local: int, target: str) -> dict[str, int]:
-    """The choices and the experts of a block of the sort, as its kernels name them."""
-    experts = max(16, triton.next_power_of_2(num_local))
-    return {"BLOCK": max(1, min(row_tiles_for(target).choices, _SORT_TILE[target] // experts)), "E_BLOCK": experts}
 
 
 def permute_rows(

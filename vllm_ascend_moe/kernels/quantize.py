@@ -66,7 +66,7 @@ def activate_rows(
     scale = None if quantize_to is None else x.new_empty(x.shape[:-1], dtype=torch.float32)
     if x.numel() == 0 or experts == 0:
         return out, scale
-    tiles = row_tiles_for(target)
+    tiles = row_tiles_for(target, form.name)
     batched = starts is None
     activate_kernel[(processors(x.device) * tiles.programs,)](
         x,

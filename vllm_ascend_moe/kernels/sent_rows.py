@@ -193,7 +193,7 @@ def pack_rows(
 
 def _check_places(places: Sequence[_Column], word: int, row_bytes: int) -> None:
     """Raises InvalidValueError unless the columns follow each other in a row, from its first byte on, and end in it."""
-    if row_bytes < 0 or row_bytes % 16:
+    if row_bytes % 16:
         raise InvalidValueError("row_bytes", row_bytes, "a multiple of 16", _LAID_OUT)
     if places[0].start != 0:
         raise InvalidValueError("starts[0]", places[0].start * word, "0", _LAID_OUT)

@@ -10,8 +10,7 @@ import triton
 from vllm_ascend_moe.errors import InvalidValueError, ShapeError
 from vllm_ascend_moe.kernels.slot_kernels import slot_count_kernel, slot_kernel
 from vllm_ascend_moe.kernels.targets import same_device, summary, target_of
-
-_BLOCK = 2048  # rows times experts of a block, at most (16 rows at least)
+from vllm_ascend_moe.kernels.tiles import slot_block
 
 
 def plan_slots(topk_ids: torch.Tensor, expert_map: torch.Tensor, num_local: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -35,8 +34,9 @@ def plan_slots(topk_ids: torch.Tensor, expert_map: torch.Tensor, num_local: int)
     same_device(topk_ids, expert_map=expert_map)
     if num_local < 0:
         raise InvalidValueError("num_local", num_local, "0 or more", "Pass how many experts are on this rank.")
-    if max(num_local, topk_ids.shape[1]) * topk_ids.shape[0] >= 1 << 31:
-        limit = f"less than 2^31 times {num_local} experts or {topk_ids.shape[1]} choices, since slots are int32"
+    most = ((1 << 31) - 1) // max(num_local, topk_ids.shape[1], 1)
+    if topk_ids.shape[0] > most:
+        limit = f"at most {most}, since slots are int32"
         raise InvalidValueError("rows", topk_ids.shape[0], limit, "Send fewer tokens at a time.")
     target_of(topk_ids.device)  # the tiles are the same everywhere, where Triton runs at all
     rows, topk = topk_ids.shape
@@ -44,13 +44,12 @@ def plan_slots(topk_ids: torch.Tensor, expert_map: torch.Tensor, num_local: int)
     counts = torch.zeros(num_local, dtype=torch.int32, device=topk_ids.device)
     if rows == 0 or num_local == 0:
         return slots.fill_(-1), counts
-    e_block = max(16, triton.next_power_of_2(num_local))
-    sizes = {"TOPK": topk, "ROWS": max(16, min(_BLOCK // e_block, triton.next_power_of_2(rows))), "E_BLOCK": e_block}
+    sizes = {"TOPK": topk, **slot_block(rows, num_local)}
     blocks = triton.cdiv(rows, sizes["ROWS"])
     known = (expert_map.numel(), num_local, topk_ids.stride(0))
     block_counts = None
     if blocks > 1:
-        block_counts = torch.empty((blocks, e_block), dtype=torch.int32, device=topk_ids.device)
+        block_counts = torch.empty((blocks, sizes["E_BLOCK"]), dtype=torch.int32, device=topk_ids.device)
         slot_count_kernel[(blocks,)](topk_ids, expert_map, block_counts, rows, *known, **sizes)
     slot_kernel[(blocks,)](topk_ids, expert_map, block_counts, slots, counts, rows, *known, blocks, **sizes)
     return slots, counts

@@ -280,11 +280,42 @@ ROW_TILES: dict[str, RowTiles] = {
 }
 
 
-def row_tiles_for(target: str) -> RowTiles:
-    """The row tiles of a target."""
-    return ROW_TILES[target]
+# Half as wide: the largest for which what this activation keeps fits UB too, with interleaved columns and fp32 as well.
+_ASCEND_HEAVY_ROWS = replace(ROW_TILES["ascend"], columns=128)
+
+
+def row_tiles_for(target: str, activation: str = "none") -> RowTiles:
+    """The row tiles of a target; activation: as kernels name it, where they compute one."""
+    return _ASCEND_HEAVY_ROWS if target == "ascend" and activation == "swiglu_oai" else ROW_TILES[target]
 
 
 # All-to-all by row: tokens times ranks of a tile of the plan, few of which fit UB on Ascend; words of a tile of a copy.
 PLAN_TILE = {"hopper": 8192, "cuda": 8192, "ascend": 256, "interpreter": 128}
 COPY_LANES = {"hopper": 2048, "cuda": 2048, "ascend": 2048, "interpreter": 32}
+# Choices times experts of a block of the sort by expert, which are a tile of its program, at most: Ascend's UB does not
+# hold twice as many.
+SORT_TILE = {"hopper": 1 << 16, "cuda": 1 << 16, "ascend": 1 << 14, "interpreter": 1 << 14}
+# The same of slots, rows times experts, but up to four times as many where there would be fewer than 16 rows.
+SLOT_TILE = 2048
+
+
+def sort_block(num_local: int, target: str) -> dict[str, int]:
+    """Choices and experts of a block of the sort by expert, as its kernels name them."""
+    experts = _padded(num_local)
+    return {"BLOCK": max(1, min(row_tiles_for(target).choices, SORT_TILE[target] // experts)), "E_BLOCK": experts}
+
+
+def slot_block(rows: int, num_local: int) -> dict[str, int]:
+    """Rows and experts of a block of slots, the same everywhere, as its kernels name them."""
+    experts = _padded(num_local)
+    fewest = min(16, 4 * SLOT_TILE // experts)
+    return {"ROWS": max(1, fewest, min(SLOT_TILE // experts, _power_of_two(rows))), "E_BLOCK": experts}
+
+
+def _padded(experts: int) -> int:
+    return max(16, _power_of_two(experts))
+
+
+def _power_of_two(number: int) -> int:
+    """The first one that is not below ``number``."""
+    return 1 << max(0, number - 1).bit_length()

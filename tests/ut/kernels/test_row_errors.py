@@ -138,6 +138,7 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
     "plan of rows past int32": ("plan_rows", {"topk_ids": IDS[:1, :1].expand(1 << 16, 1 << 15)}, "T * K"),
     "plan by strided owners": ("plan_rows", {"owners": strided(MAP)}, "owners"),
     "plan by owners of int64": ("plan_rows", {"owners": MAP.long()}, "owners"),
+    "plan by owners 2-D": ("plan_rows", {"owners": IDS}, "owners"),
     "plan by owners without ends": ("plan_rows", {"owners": MAP[:1]}, "owners"),
     "plan for no ranks": ("plan_rows", {"ep_size": 0}, "ep_size"),
     "packed by int64": ("pack_rows", {"slots": IDS.long()}, "slots"),

@@ -11,6 +11,7 @@ from tests.kernel_cases import TOLERANCE, UNTOUCHED, relative_error
 from vllm_ascend_moe.comm import batched_rows
 from vllm_ascend_moe.errors import ShapeError
 from vllm_ascend_moe.kernels import slots as kernels
+from vllm_ascend_moe.kernels import tiles
 from vllm_ascend_moe.kernels.permute import scatter_rows
 
 
@@ -51,7 +52,7 @@ def plan(ids, expert_map, local):
 def test_slots_are_those_of_plain_torch_in_one_block_and_in_many(rows, topk, experts, seed, block, dtype):
     given_case = case(rows, topk, experts, seed % (experts + 1), seed, dtype)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "_BLOCK", block)
+        patch.setattr(tiles, "SLOT_TILE", block)
         found = in_triton(lambda: plan(*given_case))
     for mine, wanted in zip(found, in_plain_torch(lambda: plan(*given_case)), strict=True):
         assert mine.dtype == wanted.dtype == torch.int32
