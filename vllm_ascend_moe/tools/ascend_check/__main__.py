@@ -40,6 +40,8 @@ def main(argv: list[str] | None = None) -> int:
     if missing := missing_tools():
         print(f"ascend_check: {', '.join(missing)} not found. On Debian: apt-get install mlir-19-tools llvm-19 gcc")
         return 1
+    # One of an earlier run would pass for this run's.
+    (args.out / "lowered.json").unlink(missing_ok=True)
     lowers = lower_in(args.python, args.out)
     if not (args.out / "lowered.json").exists():
         print("ascend_check: lowering stopped before it had a result; its message is above")
@@ -49,14 +51,15 @@ def main(argv: list[str] | None = None) -> int:
     wrong = [row for row in compared if not row.good]
     for row in wrong:
         print(f"{row.name}: error {row.error:.1e} of {row.tolerance:.1e}, {row.caught} of {row.planted} faults noticed")
-    if args.report:
+    good = lowers and not wrong
+    if args.report and good:  # which says that everything is as it must be
         args.report.write_text(render(lowered, compared))
     total = len(lowered["results"])
     print(
         f"ascend_check: {total} lowerings {'as expected' if lowers else 'NOT all as expected'}, "
         f"{len(compared) - len(wrong)} of {len(compared)} kernels match torch and notice every fault"
     )
-    return 0 if lowers and not wrong else 1
+    return 0 if good else 1
 
 
 if __name__ == "__main__":

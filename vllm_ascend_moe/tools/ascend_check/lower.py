@@ -18,7 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from vllm_ascend_moe.tools.ascend_check.buffers import overflow_in, planned_bytes
+from vllm_ascend_moe.tools.ascend_check.buffers import UnreadablePlanError, overflow_in, plan_fault, planned_bytes
 
 TARGETS = ("Ascend910B2", "Ascend910_9391")
 
@@ -93,12 +93,23 @@ def lower(spec: Any, linalg: str, target: str) -> Lowered:
         run = optimise(linalg, target, double_buffer=False)
     overflow = overflow_in(run.stderr)
     if run.returncode == 0:
-        result.outcome, result.used, result.cores = "lowers", planned_bytes(run.stdout), cores_of(run.stdout)
+        read_plan(result, run.stdout)
     elif overflow is not None:
         result.outcome, result.detail = overflow.buffer, str(overflow)
     else:
         result.outcome, result.detail = "failed", run.stderr[-500:]
     return result
+
+
+def read_plan(result: Lowered, module: str) -> None:
+    """Fills in what an optimised module takes. One that cannot be read, or cannot be right, has failed."""
+    result.cores = cores_of(module)
+    try:
+        result.used = planned_bytes(module)
+        result.detail = plan_fault(result.used, result.cores)
+    except UnreadablePlanError as error:
+        result.detail = str(error)
+    result.outcome = "failed" if result.detail else "lowers"
 
 
 def cores_of(module: str) -> str:

@@ -16,6 +16,7 @@ from vllm_ascend_moe.experts.activation import activate
 from vllm_ascend_moe.tools.ascend_check.buffers import CUBE_CORES
 from vllm_ascend_moe.tools.ascend_check.native import NativeKernel
 from vllm_ascend_moe.tools.ascend_check.row_trials import ROW_TRIALS
+from vllm_ascend_moe.tools.ascend_check.slot_trials import SLOT_TRIALS
 from vllm_ascend_moe.tools.ascend_check.trial import Arguments, Trial
 
 _UNTOUCHED = 7
@@ -49,8 +50,14 @@ def relative_error(actual: torch.Tensor, wanted: torch.Tensor) -> float:
 
 
 def _gemm(
-    dtype: torch.dtype, activation: str = "none", ragged: bool = False, bias: bool = False, scales: bool = False
+    dtype: torch.dtype,
+    activation: str = "none",
+    ragged: bool = False,
+    bias: bool = False,
+    scales: bool = False,
+    payload: bool = False,
 ) -> Trial:
+    """A call of the expert GEMM. payload: rows of int8 with a scale each, and weights of ``dtype``."""
     counts, rows, k, n = [50, 0, 33, 1], 51, 72, 84
     parts = 1 if activation == "none" else 2
     generator = torch.Generator().manual_seed(n)
@@ -66,6 +73,8 @@ def _gemm(
         a, w = random(experts, rows, k).to(dtype), (random(experts, parts * n, k) * k**-0.5).to(dtype)
         for expert, count in enumerate(counts):
             a[expert, count:] = float("nan")
+    if payload:
+        a = torch.randint(-127, 128, (experts, rows, k), dtype=torch.int8, generator=generator)
     shift = random(experts, parts * n).bfloat16()
     row_scale, column_scale = random(experts, rows).abs() * 0.02, random(experts, parts * n).abs() * 0.02
     index = torch.tensor(counts, dtype=torch.int32)
@@ -76,17 +85,20 @@ def _gemm(
         torch.bfloat16 if dtype == torch.int8 else dtype
     )
     extra: Arguments = [starts] if ragged else []
-    extra += [row_scale, column_scale] if scales else []
+    extra += [row_scale] if scales or payload else []
+    extra += [column_scale] if scales else []
     extra += [shift] if bias else []
     arguments: Arguments = [given, w, out, given, w, w, index, *extra, experts, given.shape[-2], n, k]
     arguments += [0 if ragged else rows] * 2  # from expert to expert in rows: a, out
     arguments += [0 if ragged else rows * k, k, parts * n * k, n * k, k]
-    arguments += [0 if ragged else rows * n, n, rows if scales else 0, n]
+    arguments += [0 if ragged else rows * n, n, rows if scales or payload else 0, n]
 
     def wanted(expert: int) -> torch.Tensor:
         y = a[expert, : counts[expert]].double() @ w[expert].double().T
+        if scales or payload:
+            y = y * row_scale[expert, : counts[expert], None]
         if scales:
-            y = y * row_scale[expert, : counts[expert], None] * column_scale[expert]
+            y = y * column_scale[expert]
         if bias:
             y = y + shift[expert]
         return y if activation == "none" else activate(y, activation)
@@ -192,6 +204,7 @@ TRIALS: dict[str, Callable[[], Trial]] = {
     "gemm_fp16_ragged_bias": lambda: _gemm(torch.float16, ragged=True, bias=True),
     "gemm_int8_scales": lambda: _gemm(torch.int8, scales=True),
     "gated_silu_bf16": lambda: _gemm(torch.bfloat16, "silu"),
+    "gated_silu_int8_by_fp16": lambda: _gemm(torch.float16, "silu", payload=True),
     "gated_swiglu_oai_bf16_bias": lambda: _gemm(torch.bfloat16, "swigluoai_uninterleave", bias=True),
     "swiglu": lambda: _activation(quantise=False),
     "swiglu_int8": lambda: _activation(quantise=True),
@@ -199,6 +212,7 @@ TRIALS: dict[str, Callable[[], Trial]] = {
     "scatter_rows": _scatter,
     "count_16": _count,
     "position_16": _position,
+    **SLOT_TRIALS,
     **ROW_TRIALS,
 }
 

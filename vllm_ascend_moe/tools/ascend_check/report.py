@@ -29,10 +29,11 @@ _NUMERICS = """
 The linalg form of a kernel (front end done, before BiSheng IR) is compiled for the CPU with LLVM 19 and run against
 torch, with uneven counts, an expert without rows, NaN in every row that may not be read, and a marker in every row that
 may not be written. bf16 is real bf16. Then one operation of the module is changed at a time, and the comparison must
-notice each of these wrong copies.
+notice each of these wrong copies. The largest relative error of every kernel is within what is allowed here; its last
+digits depend on the CPU's library, so they are not in this file.
 
-| kernel | largest relative error | allowed | wrong copies noticed |
-|---|---|---|---|
+| kernel | relative error allowed | wrong copies noticed |
+|---|---|---|
 """
 
 
@@ -47,9 +48,7 @@ def render(lowered: dict[str, Any], compared: Iterable[Any]) -> str:
     for target in dict.fromkeys(result["target"] for result in lowered["results"]):
         parts.append(_table(target, [result for result in lowered["results"] if result["target"] == target]))
     parts.append(_NUMERICS)
-    parts += [
-        f"| {row.name} | {row.error:.1e} | {row.tolerance:.1e} | {row.caught} of {row.planted} |\n" for row in compared
-    ]
+    parts += [f"| {row.name} | {row.tolerance:.1e} | {row.caught} of {row.planted} |\n" for row in compared]
     return "".join(parts)
 
 

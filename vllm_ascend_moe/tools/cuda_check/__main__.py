@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
     wrong = [row for row in results if row.faults]
     for row in wrong:
         print(f"{row.name} (compute capability {row.capability / 10}): {'; '.join(row.faults)}")
-    if args.report:
+    if args.report and not wrong:  # which says that everything is as it must be
         args.report.write_text(render(versions(), results))
     kernels = sum(len(row.kernels) for row in results)
     refused = sum(bool(row.refused) and not row.faults for row in results)
