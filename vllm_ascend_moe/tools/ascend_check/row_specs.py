@@ -18,36 +18,34 @@ def row_specs() -> list[KernelSpec]:
 
 
 def _activation(
-    name: str, activation: str = "none", parts: int = 1, *, x: str = "bf16", step: int = 1, **more: Any
+    name: str, activation: str = "none", parts: int = 1, *, x: str = "bf16", step: int = 1, ragged: bool = False
 ) -> KernelSpec:
-    """One form of activate_kernel, with scales where the name ends with int8; more: further constants."""
+    """One form of activate_kernel, with scales where the name ends with int8."""
     tiles, integer = row_tiles_for("ascend", activation), name.endswith("int8")
     types = {"x": f"*{x}", "out": "*i8" if integer else f"*{x}", "scale": "*fp32"}
     types |= {"counts_ptr": "*i32", "starts": "*i32", "limit": "fp32"}
     constants = {"STEP": step, "PARTS": parts, "ACTIVATION": activation, "INTEGER": integer, "ROWS": tiles.rows}
     constants |= {"COLUMNS": tiles.columns, "E_BLOCK": 16, "SCAN": tiles.scan}
-    if not integer:
-        constants["scale"] = None
-    return KernelSpec(name, rows.activate_kernel, types, constants | more, f"{tiles.rows}x{tiles.columns}")
+    absent = dict.fromkeys([*([] if integer else ["scale"]), *([] if ragged else ["starts"])])
+    return KernelSpec(name, rows.activate_kernel, types, constants | absent, f"{tiles.rows}x{tiles.columns}")
 
 
 def _activations() -> list[KernelSpec]:
-    batched = {"starts": None}
     specs = [
-        _activation("swiglu", "silu", 2, **batched),
-        _activation("swiglu_int8", "silu", 2, **batched),
-        _activation("swiglu_fp32_int8", "silu", 2, x="fp32", **batched),
-        _activation("quantise_ragged_int8"),
-        _activation("quantise_fp32_ragged_int8", x="fp32"),
-        _activation("quantise_fp16_int8", x="fp16", **batched),
+        _activation("swiglu", "silu", 2),
+        _activation("swiglu_int8", "silu", 2),
+        _activation("swiglu_fp32_int8", "silu", 2, x="fp32"),
+        _activation("quantise_ragged_int8", ragged=True),
+        _activation("quantise_fp32_ragged_int8", x="fp32", ragged=True),
+        _activation("quantise_fp16_int8", x="fp16"),
     ]
     for kind in _POINTWISE:
-        specs.append(_activation(f"{kind}_int8", kind, **batched))
+        specs.append(_activation(f"{kind}_int8", kind))
         if kind != "silu":  # swiglu above
-            specs.append(_activation(f"gated_{kind}_int8", kind, 2, **batched))
+            specs.append(_activation(f"gated_{kind}_int8", kind, 2))
     for name, step in (("swiglu_oai", 1), ("swiglu_oai_interleaved", 2)):
-        specs += [_activation(f"{name}{end}", "swiglu_oai", 2, step=step, **batched) for end in ("", "_int8")]
-        specs.append(_activation(f"{name}_fp32_int8", "swiglu_oai", 2, step=step, x="fp32", **batched))
+        specs += [_activation(f"{name}{end}", "swiglu_oai", 2, step=step) for end in ("", "_int8")]
+        specs.append(_activation(f"{name}_fp32_int8", "swiglu_oai", 2, step=step, x="fp32"))
     return specs
 
 

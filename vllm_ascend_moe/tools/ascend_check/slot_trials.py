@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from vllm_ascend_moe.tools.ascend_check.trial import Trial
+from vllm_ascend_moe.tools.ascend_check.trial import Arguments, Trial
 
 _UNTOUCHED = 7
 _ROWS, _TOPK, _EXPERTS, _LOCAL, _BLOCK, _BLOCKS = 37, 3, 20, 10, 16, 3
@@ -42,7 +42,8 @@ def _slot() -> Trial:
     counts = torch.full((_LOCAL,), _UNTOUCHED, dtype=torch.int32)
     places = member.cumsum(0) - 1 + torch.arange(_LOCAL) * _ROWS
     wanted = torch.where(local >= 0, places.gather(1, local.clamp(min=0).long()), -1)
-    arguments = [ids, expert_map, _block_counts(member), slots, counts, _ROWS, _EXPERTS, _LOCAL, _TOPK, _BLOCKS]
+    arguments: Arguments = [ids, expert_map, _block_counts(member), slots, counts]
+    arguments += [_ROWS, _EXPERTS, _LOCAL, _TOPK, _BLOCKS]
     return Trial(arguments, lambda: [(slots, wanted, 0.0), (counts, member.sum(0), 0.0)])
 
 
